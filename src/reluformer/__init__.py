@@ -1,0 +1,44 @@
+"""ReLU and softmax as two rules of one key-value memory.
+
+    import reluformer as rf
+
+    out = rf.read(q, k, v, rule="relu", causal=True)
+    model = rf.ReLUFormer(rf.ModelConfig.preset("tiny", vocab_size=8000))
+
+Names are imported when they are first used, so `import reluformer` alone is quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from reluformer import rules as rules
+    from reluformer.config import ModelConfig as ModelConfig
+    from reluformer.errors import ReluformerError as ReluformerError
+    from reluformer.memory import read as read
+    from reluformer.model import ReLUFormer as ReLUFormer
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "ModelConfig": "reluformer.config",
+    "ReLUFormer": "reluformer.model",
+    "ReluformerError": "reluformer.errors",
+    "read": "reluformer.memory",
+}
+_MODULES = ("config", "conformance", "errors", "kernels", "layers", "memory", "model", "regularizers", "rules", "telemetry")
+__all__ = ["__version__", "rules", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    if name in _MODULES:
+        return importlib.import_module(f"reluformer.{name}")
+    raise AttributeError(f"module 'reluformer' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME, *_MODULES})

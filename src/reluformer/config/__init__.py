@@ -1,0 +1,6 @@
+"""All configuration: typed, frozen, unknown keys refused with the nearest valid name."""
+
+from reluformer.config.base import Config, load_yaml
+from reluformer.config.model import ModelConfig
+
+__all__ = ["Config", "ModelConfig", "load_yaml"]

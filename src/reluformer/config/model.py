@@ -1,0 +1,121 @@
+"""The configuration of a model: its sizes and the rule of each of its memories."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+
+from reluformer import rules
+from reluformer.config.base import Config
+from reluformer.errors import ReluformerError, UnknownNameError, nearest
+from reluformer.rules import Rule
+
+
+def _rule_from(value: Any) -> Rule:
+    try:
+        return rules.get(value)
+    except ReluformerError as error:
+        raise ValueError(str(error)) from None
+
+
+RuleField = Annotated[Rule, BeforeValidator(_rule_from), PlainSerializer(rules.spec)]
+"""A rule in a configuration: `relu`, or `{name: relu, gamma: 2.0}` with options."""
+
+Preset = Literal["tiny", "iwslt", "base"]
+Architecture = Literal["reluformer", "transformer"]
+
+
+class ModelConfig(Config):
+    """Everything that decides the shape and the mathematics of a `ReLUFormer`."""
+
+    vocab_size: int = Field(gt=0)
+    """Entries of the joint source and target vocabulary."""
+    width: int = Field(default=192, gt=0)
+    """Width of the residual stream."""
+    heads: int = Field(default=4, gt=0)
+    """Attention heads; they divide the width."""
+    encoder_layers: int = Field(default=3, ge=0)
+    """Encoder blocks."""
+    decoder_layers: int = Field(default=3, ge=0)
+    """Decoder blocks."""
+    slots: int = Field(default=768, gt=0)
+    """Learned slots of each feed-forward memory (the FFN's hidden width)."""
+
+    ffn: RuleField = rules.ReluPlain()
+    """Rule of the feed-forward layers."""
+    encoder_attention: RuleField = rules.Relu()
+    """Rule of the encoder's self-attention."""
+    decoder_attention: RuleField = rules.Relu()
+    """Rule of the decoder's causal self-attention."""
+    cross_attention: RuleField = rules.Relu()
+    """Rule of the decoder's attention to the source."""
+
+    norm: Literal["pre", "post"] = "pre"
+    """LayerNorm before each sublayer, or after its residual sum."""
+    positions: Literal["sinusoidal", "rotary"] = "sinusoidal"
+    """Added to the embeddings, or a rotation of queries and keys in self-attention."""
+    dropout: float = Field(default=0.1, ge=0, lt=1)
+    """On embeddings and sublayer outputs, never on weights."""
+    tied_embeddings: bool = True
+    """One matrix for source, target and output embeddings; otherwise three."""
+    ffn_bias: bool | None = None
+    """Key and output bias of the feed-forward memory. Unset: as in the paper, with for
+    pointwise rules (an FFN) and without for row-wise ones (a key-value memory)."""
+    ffn_value_std: float | None = Field(default=None, gt=0)
+    """Standard deviation of the learned values at the start. Unset: a read of variance one
+    for pointwise rules; the plain FFN's sqrt(2 / slots) for row-wise ones, so that they
+    are compared with the FFN on equal values."""
+    checkpoint_activations: bool = False
+    """Recompute each block in the backward pass instead of keeping its activations."""
+
+    pad_id: int = Field(default=0, ge=0)
+    """Token that fills short rows of a batch; never seen by any query."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.width % self.heads:
+            divisors = [h for h in range(1, self.width + 1) if self.width % h == 0]
+            near = min(divisors, key=lambda h: abs(h - self.heads))
+            raise ValueError(
+                f"heads={self.heads} does not divide width={self.width}; use heads={near} or a multiple of "
+                f"{self.heads} as width"
+            )
+        if self.positions == "rotary" and (self.width // self.heads) % 2:
+            raise ValueError(
+                f"rotary positions need an even head width, got {self.width // self.heads}; change width or heads"
+            )
+        if self.pad_id >= self.vocab_size:
+            raise ValueError(f"pad_id={self.pad_id} lies outside the vocabulary of {self.vocab_size}")
+        return self
+
+    @classmethod
+    def preset(cls, size: Preset | str, architecture: Architecture | str = "reluformer", **changes: Any) -> Self:
+        """One of the named sizes with one of the two architectures of the paper."""
+        values = {
+            **_entry(_SIZES, size, "size"),
+            **_entry(_ARCHITECTURES, architecture, "architecture"),
+            **changes,
+        }
+        return cls(**values)
+
+
+_SIZES: dict[str, dict[str, Any]] = {
+    # for two cores
+    "tiny": dict(width=192, heads=4, encoder_layers=3, decoder_layers=3, slots=768, dropout=0.1),
+    # fairseq's IWSLT setting, the likely one of the paper
+    "iwslt": dict(width=512, heads=4, encoder_layers=6, decoder_layers=6, slots=1024, dropout=0.3),
+    # Transformer base, for WMT
+    "base": dict(width=512, heads=8, encoder_layers=6, decoder_layers=6, slots=2048, dropout=0.1),
+}
+_ARCHITECTURES: dict[str, dict[str, Any]] = {
+    name: dict(ffn="relu_plain", encoder_attention=rule, decoder_attention=rule, cross_attention=rule)
+    for name, rule in (("reluformer", "relu"), ("transformer", "softmax"))
+}
+
+
+def _entry(table: Mapping[str, dict[str, Any]], name: str, what: str) -> dict[str, Any]:
+    if name not in table:
+        raise UnknownNameError(f"unknown {what} '{name}'; {nearest(name, table)}")
+    return table[name]

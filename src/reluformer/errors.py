@@ -1,0 +1,43 @@
+"""What goes wrong for a user: what it is, where, and what to do about it.
+
+Every error that a user can cause is a `ReluformerError`; the command line prints its
+message without a traceback. Subclasses also derive from the built-in error that a
+Python caller would expect, so `except ValueError` keeps working.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ReluformerError(Exception):
+    """Base of all errors that a user can cause and mend."""
+
+
+class ArgumentError(ReluformerError, ValueError):
+    """An argument has a wrong shape, type or value."""
+
+
+class UnknownNameError(ReluformerError, LookupError):
+    """A rule, preset or implementation was named that does not exist."""
+
+
+class ConfigError(ReluformerError, ValueError):
+    """A configuration does not fit the schema."""
+
+
+class StorageError(ReluformerError, OSError):
+    """A saved model or run is missing, damaged, or of another kind."""
+
+
+class DataError(ReluformerError, ValueError):
+    """A corpus or document cannot be read as it is."""
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """A hint for a mistyped `name`: the closest valid one, then all of them."""
+    names = sorted(valid)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    return f"{hint}valid: {', '.join(names)}"
