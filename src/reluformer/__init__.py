@@ -28,7 +28,18 @@ _HOME = {
     "ReluformerError": "reluformer.errors",
     "read": "reluformer.memory",
 }
-_MODULES = ("config", "conformance", "errors", "kernels", "layers", "memory", "model", "regularizers", "rules", "telemetry")
+_MODULES = (
+    "config",
+    "conformance",
+    "errors",
+    "kernels",
+    "layers",
+    "memory",
+    "model",
+    "regularizers",
+    "rules",
+    "telemetry",
+)
 __all__ = ["__version__", "rules", *_HOME]
 
 

@@ -189,7 +189,9 @@ def get(rule: str | Mapping[str, Any] | Rule) -> Rule:
     if name not in _registry:
         _load_entry_points()
     if name not in _registry:
-        raise UnknownNameError(f"unknown rule '{name}'; {nearest(name, _registry)}; --plugin FILE adds rules of your own")
+        raise UnknownNameError(
+            f"unknown rule '{name}'; {nearest(name, _registry)}; --plugin FILE adds rules of your own"
+        )
     factory = _registry[name]
     valid = [field.name for field in fields(cast(Any, factory))]
     for option in options:

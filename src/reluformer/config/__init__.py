@@ -2,5 +2,6 @@
 
 from reluformer.config.base import Config, load_yaml
 from reluformer.config.model import ModelConfig
+from reluformer.config.training import RegularizerConfig
 
-__all__ = ["Config", "ModelConfig", "load_yaml"]
+__all__ = ["Config", "ModelConfig", "RegularizerConfig", "load_yaml"]

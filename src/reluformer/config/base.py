@@ -8,6 +8,7 @@ are such models; `--set section.key=value` overrides single values.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -20,9 +21,7 @@ from reluformer.errors import ConfigError, nearest
 class Config(BaseModel):
     """Base of all configuration: frozen, and a `ConfigError` for whatever does not fit."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", arbitrary_types_allowed=True, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, use_attribute_docstrings=True)
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -104,7 +103,5 @@ def _override(values: dict[str, Any], override: str) -> None:
     except yaml.YAMLError as error:
         raise ConfigError(f"--set {override}: {' '.join(str(error).split())}") from None
     if isinstance(values[last], str):
-        try:  # YAML reads 3e-4 as a string
+        with suppress(ValueError):  # YAML reads 3e-4 as a string
             values[last] = float(text)
-        except ValueError:
-            pass

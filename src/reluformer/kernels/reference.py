@@ -1,0 +1,56 @@
+"""The specification: dense scores, the rule, one product. Any device, any dtype, any rule.
+
+    s = scale * q k^T + bias;  w = rule(s) on visible slots, 0 elsewhere;  out = w v
+
+Every other implementation is compared to this one in float64. It is also made not to be
+slower than the obvious four lines: the scale is applied to q and the row scale of a
+pointwise rule to the read, both far smaller than the scores, and no copy of the scores
+is kept for the backward pass.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from reluformer.kernels.statistics import RowStats, row_stats
+from reluformer.kernels.visibility import Visibility
+from reluformer.rules import Pointwise, Rule
+
+
+def read(
+    q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility, bias: Tensor | None, scale: float, stats: bool
+) -> tuple[Tensor, RowStats | None]:
+    """(B,H,Tq,d), (B,H,Tk,d), (B,H,Tk,dv) -> (B,H,Tq,dv), and the row statistics if asked."""
+    if stats:
+        dense, statistics = weights(q, k, rule, visibility, bias, scale)
+        return torch.matmul(dense.to(v.dtype), v), statistics
+    scores, n = _scores(q, k, bias, scale), _counts(visibility, q)
+    if not isinstance(rule, Pointwise):
+        return torch.matmul(rule.weights(scores, n, visibility.dense()).to(v.dtype), v), None
+    out = torch.matmul(rule.activations(scores, n, visibility.dense()).to(v.dtype), v)
+    row_scale = rule.row_scale(n)
+    return (out if row_scale is None else out * row_scale.to(out.dtype)), None
+
+
+def weights(
+    q: Tensor, k: Tensor, rule: Rule, visibility: Visibility, bias: Tensor | None, scale: float
+) -> tuple[Tensor, RowStats]:
+    """The weights themselves, (B, H, Tq, Tk), and their statistics."""
+    visible = visibility.dense()
+    dense = rule.weights(_scores(q, k, bias, scale), _counts(visibility, q), visible)
+    return dense, row_stats(dense, visible, visibility.counts())
+
+
+def _scores(q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """scale * q k^T + bias, at least in float32: rules divide by n, which bfloat16 cannot count."""
+    scores = torch.matmul(q * scale, k.transpose(-1, -2))
+    if scores.dtype in (torch.bfloat16, torch.float16):
+        scores = scores.float()
+    return scores if bias is None else scores + bias
+
+
+def _counts(visibility: Visibility, q: Tensor) -> Tensor:
+    """n_i as the rules want it: at least 1, floating point, (..., Tq, 1)."""
+    exact = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return visibility.counts().clamp_min(1).unsqueeze(-1).to(exact)

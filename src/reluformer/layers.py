@@ -1,0 +1,275 @@
+"""The two memories of a Transformer and the blocks made from them.
+
+`FeedForward` reads slots that were learned, `Attention` slots made from tokens; both with
+any rule. Parameters that a rule asks for (its output norm, a learned gamma) live here.
+
+Shapes: B batch, T tokens, H heads, D width, d = D / H.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from reluformer import memory
+from reluformer.config import ModelConfig
+from reluformer.memory import RowStats
+from reluformer.positions import Rotation, rotate
+from reluformer.rules import OutputNorm, Pointwise, Rule
+
+SublayerOutput = tuple[Tensor, RowStats | None]
+
+
+class GatedRMSNorm(nn.Module):
+    """g * x / RMS(x) * sigmoid(w * x), the norm of rectified linear attention."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(width))
+        self.gate = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], self.gain, eps=1e-6) * torch.sigmoid(self.gate * x)
+
+
+_OUTPUT_NORMS: dict[OutputNorm | None, Callable[[int], nn.Module]] = {
+    None: lambda width: nn.Identity(),
+    "layer_norm": nn.LayerNorm,
+    "gated_rms_norm": GatedRMSNorm,
+}
+
+
+class FeedForward(nn.Module):
+    """A read of learned slots: rule(x K^T + b) V + c.
+
+    `memory.read` with scale 1 and the key bias is the specification; with every slot
+    visible to every query two dense products compute it faster than any tiled read.
+    """
+
+    def __init__(
+        self, width: int, slots: int, rule: Rule, bias: bool | None = None, value_std: float | None = None
+    ) -> None:
+        super().__init__()
+        self.rule = rule
+        self.slots = slots
+        pointwise = isinstance(rule, Pointwise)
+        bias = pointwise if bias is None else bias
+        self.keys = nn.Linear(width, slots, bias=bias)
+        self.values = nn.Linear(slots, width, bias=bias)
+        self.norm = _OUTPUT_NORMS[rule.output_norm](width)
+        self.value_std = self.default_value_std(rule, slots) if value_std is None else value_std
+        self.reset_parameters()
+
+    @staticmethod
+    def default_value_std(rule: Rule, slots: int) -> float:
+        """A read of variance one for pointwise rules; the plain FFN's values for row-wise ones."""
+        return 1 / math.sqrt(rule.read_variance(slots)) if isinstance(rule, Pointwise) else math.sqrt(2 / slots)
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.keys.weight, std=self.keys.in_features**-0.5)
+        nn.init.normal_(self.values.weight, std=self.value_std)
+        for linear in (self.keys, self.values):
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+
+    def weights(self, x: Tensor) -> Tensor:
+        """The weight of each slot, (..., T, slots); for telemetry and tests."""
+        return self.rule.weights(self.keys(x), self._n(x), None)
+
+    def forward(self, x: Tensor) -> SublayerOutput:
+        scores = self.keys(x)
+        row_scale = None
+        if isinstance(self.rule, Pointwise):
+            activations = self.rule.activations(scores, self._n(x), None)
+            row_scale = self.rule.row_scale(self._n(x))
+        else:
+            activations = self.rule.weights(scores, self._n(x), None)
+        if row_scale is None:
+            return self.norm(self.values(activations)), None
+        read = F.linear(activations, self.values.weight) * row_scale
+        return self.norm(read if self.values.bias is None else read + self.values.bias), None
+
+    def _n(self, x: Tensor) -> Tensor:
+        """Every query sees all slots; a scalar, so that it decides no dtype."""
+        return torch.full((), float(self.slots), dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
+
+
+class TokenSlots(NamedTuple):
+    """Keys and values made from tokens, (B, H, T, d) each, and which of them are visible."""
+
+    keys: Tensor
+    values: Tensor
+    mask: Tensor | None = None  # (B, T)
+
+
+class SlotCache:
+    """The slots of a growing prefix, written into buffers that double when they are full."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._buffers: list[Tensor] = []
+
+    def append(self, new: TokenSlots) -> TokenSlots:
+        """Add the slots of the newest tokens; all slots so far."""
+        needed = self.length + new.keys.size(2)
+        if not self._buffers or needed > self._buffers[0].size(2):
+            self._grow(new, capacity=max(16, 2 * needed))
+        for buffer, part in zip(self._buffers, (new.keys, new.values), strict=True):
+            buffer[:, :, self.length : needed] = part
+        self.length = needed
+        keys, values = (buffer[:, :, :needed] for buffer in self._buffers)
+        return TokenSlots(keys, values)
+
+    def _grow(self, new: TokenSlots, capacity: int) -> None:
+        old = [buffer[:, :, : self.length] for buffer in self._buffers]
+        self._buffers = [part.new_empty(*part.shape[:2], capacity, part.size(3)) for part in (new.keys, new.values)]
+        for buffer, kept in zip(self._buffers, old, strict=False):
+            buffer[:, :, : self.length] = kept
+
+    def reorder(self, rows: Tensor) -> None:
+        """Keep these rows of the batch, in this order: how beam search follows its beams."""
+        for i, buffer in enumerate(self._buffers):
+            kept = buffer.new_empty(rows.numel(), *buffer.shape[1:])
+            kept[:, :, : self.length] = buffer[:, :, : self.length].index_select(0, rows)
+            self._buffers[i] = kept
+
+
+class TokenRead(nn.Module):
+    """`memory.read` as a module: the one place where attention reads, so hooks can watch it."""
+
+    def __init__(self, rule: Rule, causal: bool) -> None:
+        super().__init__()
+        self.rule = rule
+        self.causal = causal
+
+    def forward(self, q: Tensor, slots: TokenSlots, stats: bool = False) -> SublayerOutput:
+        keys, values, key_mask = slots
+        if stats:
+            return memory.read(q, keys, values, self.rule, self.causal, key_mask, return_stats=True)
+        return memory.read(q, keys, values, self.rule, self.causal, key_mask), None
+
+
+class Attention(nn.Module):
+    """A read of slots made from tokens: its own (self, causal) or another sequence's (cross)."""
+
+    def __init__(self, width: int, heads: int, rule: Rule, causal: bool = False) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(width, width)
+        self.key_value = nn.Linear(width, 2 * width)
+        self.read = TokenRead(rule, causal)
+        self.norm = _OUTPUT_NORMS[rule.output_norm](width)
+        self.output = nn.Linear(width, width)
+        self.log_gamma = nn.Parameter(torch.zeros(heads)) if getattr(rule, "learn_gamma", False) else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Scores and values of variance one for inputs of variance one."""
+        for linear in (self.query, self.key_value, self.output):
+            nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
+            nn.init.zeros_(linear.bias)
+
+    def slots(self, tokens: Tensor, mask: Tensor | None = None, rotation: Rotation | None = None) -> TokenSlots:
+        """The slots of `tokens` (B, T, D)."""
+        keys, values = (self._split(part) for part in self.key_value(tokens).chunk(2, dim=-1))
+        return TokenSlots(keys if rotation is None else rotate(keys, rotation), values, mask)
+
+    def forward(
+        self,
+        x: Tensor,
+        slots: TokenSlots | None = None,
+        mask: Tensor | None = None,
+        cache: SlotCache | None = None,
+        rotation: Rotation | None = None,
+        stats: bool = False,
+    ) -> SublayerOutput:
+        """Read `slots` for each of x (B, T, D); without them, the slots of x itself.
+
+        For its own slots, `mask` (B, T) says which are visible, and `cache` holds those of
+        the tokens before x. A batch of given slots that is smaller than that of x by a
+        factor is shared by so many consecutive rows (the beams of one source), without
+        being repeated.
+        """
+        if slots is None:
+            slots = self.slots(x, mask, rotation)
+            slots = slots if cache is None else cache.append(slots)
+        batch, length, width = x.shape
+        shared = batch // slots.keys.size(0) if batch else 1
+        q = self._split(self.query(x).reshape(-1, shared * length, width))
+        if rotation is not None:
+            q = rotate(q, rotation)
+        if self.log_gamma is not None:
+            q = q * self._inverse_gamma().to(q.dtype)
+        read, row_stats = self.read(q, slots, stats)
+        joined = read.transpose(1, 2).reshape(batch, length, width)
+        return self.output(self.norm(joined)), row_stats
+
+    def _inverse_gamma(self) -> Tensor:
+        """gamma as a factor on the queries: activate(s) / gamma = activate(s / gamma^(1/k))."""
+        assert self.log_gamma is not None and isinstance(self.read.rule, Pointwise)
+        assert self.read.rule.homogeneity is not None
+        return torch.exp(-self.log_gamma / self.read.rule.homogeneity)[:, None, None]
+
+    def _split(self, x: Tensor) -> Tensor:
+        """(B, T, D) -> (B, H, T, d)."""
+        return x.view(*x.shape[:2], self.heads, x.size(-1) // self.heads).transpose(1, 2)
+
+
+class Sublayer(nn.Module):
+    """A memory in the residual stream: x + f(norm(x)), or norm(x + f(x))."""
+
+    def __init__(self, width: int, layer: FeedForward | Attention, pre_norm: bool, dropout: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.layer = layer
+        self.dropout = nn.Dropout(dropout)
+        self.pre_norm = pre_norm
+
+    def forward(self, x: Tensor, **options: Any) -> SublayerOutput:
+        """x: (B, T, D); `options` go to the layer."""
+        out, stats = self.layer(self.norm(x) if self.pre_norm else x, **options)
+        x = x + self.dropout(out)
+        return (x if self.pre_norm else self.norm(x)), stats
+
+
+class Block(nn.Module):
+    """Self-attention, attention to a source where there is one, feed-forward."""
+
+    def __init__(self, config: ModelConfig, attention: Rule, cross: Rule | None = None) -> None:
+        super().__init__()
+
+        def sublayer(layer: FeedForward | Attention) -> Sublayer:
+            return Sublayer(config.width, layer, config.norm == "pre", config.dropout)
+
+        decodes = cross is not None
+        self.attention = sublayer(Attention(config.width, config.heads, attention, causal=decodes))
+        self.cross = None if cross is None else sublayer(Attention(config.width, config.heads, cross))
+        self.ffn = sublayer(FeedForward(config.width, config.slots, config.ffn, config.ffn_bias, config.ffn_value_std))
+
+    def forward(
+        self,
+        x: Tensor,
+        source: TokenSlots | None = None,
+        mask: Tensor | None = None,
+        cache: SlotCache | None = None,
+        rotation: Rotation | None = None,
+        stats: bool = False,
+    ) -> tuple[Tensor, list[RowStats]]:
+        """x: (B, T, D); with `stats` also the row statistics of each attention, in order."""
+        x, own = self.attention(x, mask=mask, cache=cache, rotation=rotation, stats=stats)
+        reads = [own]
+        if self.cross is not None:
+            x, cross = self.cross(x, slots=source, stats=stats)
+            reads.append(cross)
+        x, _ = self.ffn(x)
+        return x, [row_stats for row_stats in reads if row_stats is not None]
+
+    def source_slots(self, encoded: Tensor, mask: Tensor | None) -> TokenSlots:
+        """The slots that cross attention reads, made once from the encoded source."""
+        assert self.cross is not None and isinstance(self.cross.layer, Attention)
+        return self.cross.layer.slots(encoded, mask)

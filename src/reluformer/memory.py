@@ -1,0 +1,177 @@
+"""The one operation: reading a key-value memory.
+
+A memory has slots, each a key k_j and a value v_j. Query i reads it with a rule:
+
+    score   s_ij = scale * q_i . k_j + bias_ij
+    weight  w_ij = rule(s_i)_j over the slots that query i may see, exactly 0 elsewhere
+    read    h_i  = sum_j w_ij v_j
+
+Attention reads slots made from tokens; a feed-forward layer reads slots that were
+learned. n_i, the number of slots that query i *sees* (causal and key_mask and mask), is
+the only length that a rule may use: the padded length of a batch would leak into it.
+A query that sees nothing reads zero.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from reluformer import kernels, rules
+from reluformer.errors import ArgumentError
+from reluformer.kernels import RowStats, Visibility, reference
+from reluformer.rules import Rule
+
+__all__ = ["RowStats", "read", "weights"]
+
+
+@overload
+def read(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rule: str | Rule = ...,
+    causal: bool = ...,
+    key_mask: Tensor | None = ...,
+    mask: Tensor | None = ...,
+    bias: Tensor | None = ...,
+    scale: float | None = ...,
+    impl: str = ...,
+    return_stats: Literal[False] = ...,
+) -> Tensor: ...
+
+
+@overload
+def read(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rule: str | Rule = ...,
+    causal: bool = ...,
+    key_mask: Tensor | None = ...,
+    mask: Tensor | None = ...,
+    bias: Tensor | None = ...,
+    scale: float | None = ...,
+    impl: str = ...,
+    *,
+    return_stats: Literal[True],
+) -> tuple[Tensor, RowStats]: ...
+
+
+def read(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rule: str | Rule = "relu",
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    impl: str = "auto",
+    return_stats: bool = False,
+) -> Tensor | tuple[Tensor, RowStats]:
+    """(B,H,Tq,d), (B,H,Tk,d), (B,H,Tk,dv) -> (B,H,Tq,dv).
+
+    key_mask (B,Tk) and mask (broadcasts to (B,H,Tq,Tk)) are boolean, True = visible.
+    bias is added to the scores and broadcasts likewise; it never changes visibility.
+    scale defaults to 1/sqrt(d). In a causal read with Tq < Tk the queries are the last
+    Tq positions. With return_stats, also per row: row_sum, entropy, zero_fraction and
+    n_visible. The output norm of `rela` and `softmax_ln` is the layer's, not applied here.
+    """
+    rule = rules.get(rule)
+    visibility = _checked(q, k, v, causal, key_mask, mask, bias)
+    scale = 1 / math.sqrt(max(q.size(-1), 1)) if scale is None else scale
+    out, stats = kernels.run(impl, q, k, v, rule, visibility, bias, scale, return_stats)
+    if not return_stats:
+        return out
+    assert stats is not None
+    return out, stats
+
+
+def weights(
+    q: Tensor,
+    k: Tensor,
+    rule: str | Rule = "relu",
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, RowStats]:
+    """The weights (B,H,Tq,Tk) that `read` would use, and their statistics."""
+    rule = rules.get(rule)
+    visibility = _checked(q, k, k, causal, key_mask, mask, bias)
+    scale = 1 / math.sqrt(max(q.size(-1), 1)) if scale is None else scale
+    return reference.weights(q, k, rule, visibility, bias, scale)
+
+
+def _checked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    key_mask: Tensor | None,
+    mask: Tensor | None,
+    bias: Tensor | None,
+) -> Visibility:
+    """Refuse what does not fit, naming the argument and the fix."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.ndim != 4:
+            raise ArgumentError(
+                f"{name} must be (batch, heads, length, width), got shape {tuple(tensor.shape)}; "
+                "add the missing dimensions with unsqueeze"
+            )
+        if not tensor.is_floating_point():
+            raise ArgumentError(f"{name} must be floating point, got {tensor.dtype}; convert it with .float()")
+    batch, heads, queries, width = q.shape
+    slots = k.size(2)
+    if k.shape != (batch, heads, slots, width):
+        raise ArgumentError(
+            f"k has shape {tuple(k.shape)}; batch, heads and width must be those of q, ({batch}, {heads}, Tk, {width})"
+        )
+    if v.shape[:3] != k.shape[:3]:
+        raise ArgumentError(
+            f"v has shape {tuple(v.shape)}; it needs one value for each key, ({batch}, {heads}, {slots}, dv)"
+        )
+    if causal and queries > slots:
+        raise ArgumentError(
+            f"causal=True with {queries} queries and {slots} slots: the queries are the last positions of the "
+            "slots, so there cannot be more of them; pass the keys of the whole prefix"
+        )
+    if key_mask is not None:
+        _check_boolean("key_mask", key_mask)
+        if key_mask.shape != (batch, slots):
+            raise ArgumentError(
+                f"key_mask has shape {tuple(key_mask.shape)}; it must be (batch, Tk) = ({batch}, {slots})"
+            )
+    full = (batch, heads, queries, slots)
+    if mask is not None:
+        _check_boolean("mask", mask)
+        _check_broadcasts("mask", mask, full)
+    if bias is not None:
+        if not bias.is_floating_point():
+            raise ArgumentError(
+                f"bias must be floating point, got {bias.dtype}; a boolean visibility goes into mask or key_mask"
+            )
+        _check_broadcasts("bias", bias, full)
+    return Visibility(queries, slots, q.device, causal, key_mask, mask)
+
+
+def _check_boolean(name: str, tensor: Tensor) -> None:
+    if tensor.dtype != torch.bool:
+        raise ArgumentError(
+            f"{name} must be boolean with True = visible, got {tensor.dtype}; convert 0/1 with .bool(), and a "
+            "mask of 0 and -inf with mask == 0"
+        )
+
+
+def _check_broadcasts(name: str, tensor: Tensor, full: tuple[int, ...]) -> None:
+    aligned = zip(reversed(tensor.shape), reversed(full), strict=False)
+    if tensor.ndim > 4 or any(size not in (1, wanted) for size, wanted in aligned):
+        raise ArgumentError(
+            f"{name} has shape {tuple(tensor.shape)}, which does not broadcast to (B, H, Tq, Tk) = {full}"
+        )

@@ -1,0 +1,112 @@
+"""A model on disk: a directory with config.json and model.safetensors, nothing executable.
+
+Files are written under a temporary name and renamed, the configuration last, so that a
+directory with a config.json is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from reluformer.config import ModelConfig
+from reluformer.errors import ConfigError, StorageError, nearest
+
+FORMAT = 1
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+
+
+def save(directory: Path, config: ModelConfig, state: Mapping[str, Tensor]) -> None:
+    """Write a model; tensors that are shared are written once."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        partial = directory / f".{WEIGHTS}.partial"
+        save_file(_without_aliases(state), partial, metadata={"format": "pt"})
+        os.replace(partial, directory / WEIGHTS)
+        content = {"format": FORMAT, "kind": "reluformer", "model": config.model_dump(mode="json")}
+        write_json(directory / CONFIG, content)
+    except OSError as error:
+        raise StorageError(f"{directory}: cannot save the model: {error.strerror or error}") from error
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write JSON so that the file is either old or new, never half."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    os.replace(partial, path)
+
+
+def load_config(directory: Path) -> ModelConfig:
+    """The configuration of a saved model, or an error that says what the directory is instead."""
+    if not directory.is_dir():
+        raise StorageError(f"{directory}: no such directory; give the one that holds {CONFIG} and {WEIGHTS}")
+    path = directory / CONFIG
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise StorageError(f"{directory}: holds no {CONFIG}, so it is not a saved model") from None
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{path}: damaged, not readable as JSON ({error}); save the model again") from None
+    if not isinstance(content, dict) or content.get("kind") != "reluformer":
+        raise StorageError(f'{path}: written by another program, not by reluformer; it has no "kind": "reluformer"')
+    if content.get("format") != FORMAT:
+        raise StorageError(
+            f"{path}: format {content.get('format')!r}, this version reads {FORMAT}; install the version that wrote it"
+        )
+    values = content.get("model")
+    if not isinstance(values, dict):
+        raise StorageError(f"{path}: the section 'model' is missing; save the model again")
+    try:
+        return ModelConfig.parse(values, where=str(path))
+    except ConfigError as error:
+        raise StorageError(str(error)) from None
+
+
+def load_weights(directory: Path, model: nn.Module) -> None:
+    """Fill `model` with the saved weights; every one of them must fit and be finite."""
+    path = directory / WEIGHTS
+    try:
+        saved = load_file(path)
+    except FileNotFoundError:
+        raise StorageError(f"{directory}: {WEIGHTS} is missing; copy the whole directory") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise StorageError(f"{path}: damaged ({error}); copy or save it again") from None
+    expected = _without_aliases(model.state_dict())
+    for name in saved:
+        if name not in expected:
+            raise StorageError(
+                f"{path}: has a weight '{name}' that the model of {CONFIG} lacks; {nearest(name, expected)}"
+            )
+    for name, parameter in expected.items():
+        if name not in saved:
+            raise StorageError(f"{path}: lacks the weight '{name}'; it belongs to another {CONFIG}")
+        if saved[name].shape != parameter.shape:
+            raise StorageError(
+                f"{path}: weight '{name}' has shape {tuple(saved[name].shape)}, "
+                f"{CONFIG} asks for {tuple(parameter.shape)}"
+            )
+        if not torch.isfinite(saved[name]).all():
+            raise StorageError(f"{path}: weight '{name}' holds NaN or infinity; take an earlier checkpoint")
+    with torch.no_grad():
+        for name, parameter in expected.items():
+            parameter.copy_(saved[name])
+
+
+def _without_aliases(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each tensor under the first of its names: safetensors stores no shared memory."""
+    seen: set[int] = set()
+    unique = {}
+    for name, tensor in state.items():
+        if tensor.data_ptr() not in seen or tensor.numel() == 0:
+            seen.add(tensor.data_ptr())
+            unique[name] = tensor.contiguous()
+    return unique
