@@ -34,7 +34,7 @@ class GatedRMSNorm(nn.Module):
         self.gate = nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], self.gain, eps=1e-6) * torch.sigmoid(self.gate * x)
+        return self.gain * F.rms_norm(x, x.shape[-1:], eps=1e-6) * torch.sigmoid(self.gate * x)
 
 
 _OUTPUT_NORMS: dict[OutputNorm | None, Callable[[int], nn.Module]] = {
@@ -169,10 +169,23 @@ class Attention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Scores and values of variance one for inputs of variance one."""
+        """Scores and values of variance one, and independent, for tokens of variance one.
+
+        Keys and values are made from the same tokens. Drawn independently, their matrices
+        still overlap, so that a high score foretells a part of the value and the variance
+        of a ReLU read is 1 + n / (2 D). So the rows of a head's two matrices start
+        orthogonal to each other (which takes two heads: twice d rows of width D).
+        """
         for linear in (self.query, self.key_value, self.output):
             nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
             nn.init.zeros_(linear.bias)
+        width = self.query.in_features
+        if self.heads == 1:
+            return
+        rows = self.key_value.weight.data.view(2, self.heads, width // self.heads, width)
+        for head in range(self.heads):
+            orthogonal = nn.init.orthogonal_(torch.empty_like(rows[:, head]).flatten(0, 1))
+            rows[:, head] = orthogonal.view_as(rows[:, head])
 
     def slots(self, tokens: Tensor, mask: Tensor | None = None, rotation: Rotation | None = None) -> TokenSlots:
         """The slots of `tokens` (B, T, D)."""

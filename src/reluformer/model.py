@@ -79,7 +79,7 @@ class ReLUFormer(nn.Module):
             Block(config, config.decoder_attention, config.cross_attention) for _ in range(config.decoder_layers)
         )
         self.decoder_norm = final_norm()
-        for embedding in {self.source_embedding, self.target_embedding, self.output_embedding}:
+        for embedding in dict.fromkeys((self.source_embedding, self.target_embedding, self.output_embedding)):
             nn.init.normal_(embedding.weight, std=config.width**-0.5)
 
     def forward(self, source: Tensor, target: Tensor, source_mask: Tensor | None = None, stats: bool = False) -> Output:

@@ -86,9 +86,9 @@ class Pointwise(Rule):
 
     def moments(self, n: int) -> tuple[float, float]:
         """E[w] and E[w^2] of one weight for a score ~ N(0, 1), by quadrature."""
-        score = torch.linspace(-12, 12, 48001, dtype=torch.float64).unsqueeze(0)
+        score = torch.linspace(-12, 12, 48001, dtype=torch.float64, device="cpu").unsqueeze(0)
         density = torch.exp(-(score**2) / 2) / math.sqrt(2 * math.pi) * (24 / 48000)
-        weight = self.weights(score, torch.tensor([[float(n)]], dtype=torch.float64), None)
+        weight = self.weights(score, torch.tensor([[float(n)]], dtype=torch.float64, device="cpu"), None)
         return float((weight * density).sum()), float((weight**2 * density).sum())
 
     def read_variance(self, n: int, correlation: float = 0.0) -> float:
@@ -196,7 +196,9 @@ def get(rule: str | Mapping[str, Any] | Rule) -> Rule:
     valid = [field.name for field in fields(cast(Any, factory))]
     for option in options:
         if option not in valid:
-            raise ArgumentError(f"rule '{name}' has no option '{option}'; {nearest(option, valid) or 'it takes none'}")
+            raise ArgumentError(
+                f"rule '{name}' has no option '{option}'; {nearest(option, valid) if valid else 'it takes none'}"
+            )
     return factory(**options)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -27,7 +27,7 @@ class Config(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise ConfigError(_explain(type(self), error)) from None
+            raise _Findings(_findings(type(self), error)) from None
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], where: str) -> Self:
@@ -42,32 +42,47 @@ class Config(BaseModel):
         return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
 
 
-def _explain(schema: type[BaseModel], error: ValidationError) -> str:
-    """pydantic's findings in one sentence each, with the nearest name for an unknown key."""
-    sentences = []
-    for finding in error.errors():
-        path = [str(part) for part in finding["loc"]]
-        key = ".".join(path)
-        if finding["type"] == "extra_forbidden":
-            valid = _fields_at(schema, path[:-1])
-            sentences.append(f"unknown key '{key}'; {nearest(path[-1], valid)}")
-        elif finding["type"] == "missing":
-            sentences.append(f"'{key}' is missing")
+class Finding(NamedTuple):
+    """One thing that does not fit: where, of what kind, and the rest of the sentence."""
+
+    path: tuple[str, ...]
+    kind: Literal["unknown", "missing", "value"]
+    rest: str
+
+    def __str__(self) -> str:
+        key = ".".join(self.path)
+        if self.kind == "unknown":
+            return f"unknown key '{key}'; {self.rest}"
+        if self.kind == "missing":
+            return f"'{key}' is missing"
+        return f"'{key}': {self.rest}" if key else self.rest
+
+
+class _Findings(ConfigError):
+    """A `ConfigError` that remembers its parts, so that the section around it can say where."""
+
+    def __init__(self, findings: list[Finding]) -> None:
+        super().__init__("; ".join(map(str, findings)))
+        self.findings = findings
+
+
+def _findings(schema: type[BaseModel], error: ValidationError) -> list[Finding]:
+    """pydantic's findings, with the nearest name for an unknown key."""
+    findings = []
+    for detail in error.errors():
+        path = tuple(map(str, detail["loc"]))
+        cause = detail.get("ctx", {}).get("error")
+        if isinstance(cause, _Findings):  # from the section below
+            findings += [Finding((*path, *inner.path), inner.kind, inner.rest) for inner in cause.findings]
+        elif detail["type"] == "extra_forbidden":
+            findings.append(Finding(path, "unknown", nearest(path[-1], schema.model_fields)))
+        elif detail["type"] == "missing":
+            findings.append(Finding(path, "missing", ""))
         else:
-            message = finding["msg"].removeprefix("Value error, ")
-            prefix = f"'{key}': " if key else ""
-            got = "" if isinstance(finding["input"], Mapping | BaseModel) else f" (got {finding['input']!r})"
-            sentences.append(f"{prefix}{message[:1].lower()}{message[1:]}{got}")
-    return "; ".join(sentences)
-
-
-def _fields_at(schema: type[BaseModel], path: list[str]) -> Iterable[str]:
-    for part in path:
-        inner = schema.model_fields[part].annotation
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
-            return ()
-        schema = inner
-    return schema.model_fields
+            message = detail["msg"].removeprefix("Value error, ")
+            got = "" if isinstance(detail["input"], Mapping | BaseModel) else f" (got {detail['input']!r})"
+            findings.append(Finding(path, "value", f"{message[:1].lower()}{message[1:]}{got}"))
+    return findings
 
 
 C = TypeVar("C", bound=Config)

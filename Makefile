@@ -1,0 +1,45 @@
+# `make demo` and `make test` are all that a fresh machine needs: Python 3.11 or newer, and make.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup demo test lint format bench dist clean
+
+setup: $(READY)
+
+# torch comes first and pinned: a range would pull another build.
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "no python3 found; install Python 3.11 or newer, or call make PYTHON=/path/to/python"; exit 1; }
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=/path/to/python")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch setuptools
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+demo: setup
+	$(BIN)/reluformer demo
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup
+	$(BIN)/python benchmarks/attention.py
+	$(BIN)/python benchmarks/telemetry.py
+
+dist: setup
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	@ls dist
+
+clean:
+	rm -rf $(VENV) dist build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

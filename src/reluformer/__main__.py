@@ -1,0 +1,5 @@
+"""`python -m reluformer`, which is what `accelerate launch -m reluformer` needs."""
+
+from reluformer.cli import main
+
+main()

@@ -1,0 +1,57 @@
+"""One command, one verb a job.
+
+Exit codes: 0 done, 1 failed, 2 wrong use. Errors that a user can mend are one line that
+says what to do; `--debug` shows where they came from. Verbs import what they need when
+they run, so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from reluformer import __version__
+from reluformer.cli import demo, doctor
+from reluformer.errors import ReluformerError
+
+app = typer.Typer(
+    name="reluformer",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="ReLU and softmax as two rules of one key-value memory.",
+)
+app.command(name="demo")(demo.demo)
+app.command(name="doctor")(doctor.doctor)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"reluformer {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options that stand before the verb."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        app(arguments, prog_name="reluformer")
+    except ReluformerError as error:
+        if "--debug" in arguments:
+            raise
+        typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
+        typer.echo(str(error), err=True)
+        sys.exit(1)

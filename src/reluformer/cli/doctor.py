@@ -1,0 +1,63 @@
+"""`reluformer doctor`: what is installed, what is missing, and what that means."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import shutil
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from reluformer import __version__
+from reluformer.cli.options import AsJson, Plugins
+
+EXTRAS = {"matplotlib": "plots"}
+
+
+def doctor(plugin: Plugins = [], as_json: AsJson = False) -> None:  # noqa: B006
+    """Show the machine, the versions, the rules and the implementations that can be used here.
+
+    Example: reluformer doctor --plugin my_rules.py
+    """
+    findings = examine()
+    if as_json:
+        typer.echo(json.dumps(findings, indent=2))
+        return
+    table = Table(title="reluformer doctor", title_justify="left", show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    for name, value in findings.items():
+        table.add_row(name.replace("_", " "), ", ".join(value) if isinstance(value, list | tuple) else str(value))
+    Console().print(table)
+
+
+def examine() -> dict[str, Any]:
+    """Everything that decides what works and how fast."""
+    import torch
+
+    from reluformer import kernels, rules
+
+    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    missing = [f"{module} (pip install 'reluformer[{extra}]')" for module, extra in EXTRAS.items() if not _has(module)]
+    return {
+        "reluformer": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "vector_instructions": torch.backends.cpu.get_cpu_capability(),
+        "compiler": compiler or "none found",
+        "rules": list(rules.names()),
+        "implementations": list(kernels.IMPLEMENTATIONS),
+        "missing_extras": missing or "none",
+    }
+
+
+def _has(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None

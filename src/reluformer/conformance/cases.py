@@ -1,0 +1,129 @@
+"""The grid: rule x pattern x padding x dtype, and the tensors of each case.
+
+Tolerances, once: errors are relative to the largest entry of the expected tensor. float32
+may be off by 2e-5: sums of a few dozen products, each within 6e-8. bfloat16 is judged by
+its Frobenius norm, 4e-2, since a score within rounding of zero may switch its slot. The
+gradient of an entropy holds log w, so a weight of 1e-4 that is off by 1e-7 moves it by
+1e-3: that is its tolerance.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import reluformer as rf
+from reluformer.errors import ArgumentError
+from reluformer.memory import RowStats
+
+Read = Callable[..., Any]
+
+PATTERNS = ("self", "causal", "decode", "cross", "ffn")
+PADDINGS = ("full", "ragged", "empty_row")
+DTYPES = (torch.float32, torch.bfloat16)
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
+ENTROPY_GRADIENT_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Case:
+    """One read. Its id shows everything: relu-causal-ragged-float32-B3-H2-Q17-K17-D8."""
+
+    rule: str
+    pattern: str
+    padding: str
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> tuple[int, int, int, int, int]:
+        """B, H, Tq, Tk, d; odd ones, so that no tile fits."""
+        queries, slots = {
+            "self": (17, 17),
+            "causal": (17, 17),
+            "decode": (3, 19),
+            "cross": (5, 23),
+            "ffn": (7, 40),
+        }[self.pattern]
+        return 3, 2, queries, slots, 9
+
+    def __str__(self) -> str:
+        b, h, q, k, d = self.shape
+        return f"{self.rule}-{self.pattern}-{self.padding}-{str(self.dtype)[6:]}-B{b}-H{h}-Q{q}-K{k}-D{d}"
+
+    def tensors(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Differentiable inputs, rounded to the dtype of the case, and the options of `read`."""
+        generator = torch.Generator().manual_seed(20230213)
+        b, h, q, k, d = self.shape
+
+        def draw(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator).to(self.dtype)
+
+        inputs = {"q": draw(b, h, q, d), "k": draw(b, h, k, d), "v": draw(b, h, k, d)}
+        options: dict[str, Any] = {"rule": self.rule, "causal": self.pattern in ("causal", "decode")}
+        if self.pattern == "ffn":  # learned slots: one scale-free score and a key bias
+            inputs["bias"] = draw(1, 1, 1, k)
+            options["scale"] = d**-0.25
+        if self.padding != "full":
+            lengths = [k, k - 4, 0 if self.padding == "empty_row" else 2]
+            options["key_mask"] = torch.arange(k) < torch.tensor(lengths)[:, None]
+        return inputs, options
+
+
+def grid() -> list[Case]:
+    """Every case for every rule that is registered now."""
+    return [Case(*choice) for choice in product(rf.rules.names(), PATTERNS, PADDINGS, DTYPES)]
+
+
+def implementation(name: str) -> Read:
+    """`read` with a built-in implementation, or a function of another package."""
+    if ":" not in name:
+        return partial(rf.read, impl=name)
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function, None)
+    except ModuleNotFoundError as error:
+        raise ArgumentError(f"--impl {name}: {error}; run pytest where it can be imported") from None
+    if not callable(found):
+        raise ArgumentError(f"--impl {name}: module '{module}' has no function '{function}'")
+    return found  # type: ignore[no-any-return]
+
+
+def run(read: Read, inputs: dict[str, Tensor], options: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+    """The read, and the gradient of a fixed random functional of it for each input."""
+    leaves = {name: tensor.clone().requires_grad_() for name, tensor in inputs.items()}
+    out = read(leaves["q"], leaves["k"], leaves["v"], bias=leaves.get("bias"), **options)
+    probe = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(out.dtype)
+    gradients = torch.autograd.grad((out * probe).sum(), list(leaves.values()))
+    return out.detach(), dict(zip(leaves, gradients, strict=True))
+
+
+def run_stats(read: Read, inputs: dict[str, Tensor], options: dict[str, Any]) -> tuple[RowStats, dict[str, Tensor]]:
+    """The row statistics, and the gradient of row sums and entropies."""
+    leaves = {name: tensor.clone().requires_grad_() for name, tensor in inputs.items()}
+    _, stats = read(leaves["q"], leaves["k"], leaves["v"], bias=leaves.get("bias"), return_stats=True, **options)
+    probe = torch.linspace(0.5, 1.5, stats.row_sum.numel(), dtype=stats.row_sum.dtype).view_as(stats.row_sum)
+    gradients = torch.autograd.grad(
+        (probe * (stats.row_sum + stats.entropy)).sum(), list(leaves.values()), allow_unused=True
+    )
+    zeros = [torch.zeros_like(leaf) for leaf in leaves.values()]
+    filled = [zero if gradient is None else gradient for gradient, zero in zip(gradients, zeros, strict=True)]
+    return stats, dict(zip(leaves, filled, strict=True))
+
+
+def in_float64(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.double() for name, tensor in inputs.items()}
+
+
+def error(got: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
+    """Relative error as the module's docstring defines it; nan if anything is not finite."""
+    difference = got.double() - expected
+    if dtype is torch.bfloat16:
+        return float(difference.norm() / expected.norm().clamp_min(1.0))
+    return float(difference.abs().max() / expected.abs().max().clamp_min(1.0))

@@ -1,0 +1,42 @@
+"""Fixtures of the conformance suite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from reluformer.conformance.cases import Read, implementation
+from reluformer.errors import ArgumentError
+
+
+@pytest.fixture
+def read(impl_name: str) -> Read:
+    """The implementation under test; what it refuses to do is skipped, except by "auto" and "reference"."""
+    chosen = implementation(impl_name)
+    if impl_name in ("auto", "reference"):
+        return chosen
+
+    def or_skip(*args: Any, **options: Any) -> Any:
+        try:
+            return chosen(*args, **options)
+        except ArgumentError as refusal:
+            pytest.skip(f"{impl_name}: {refusal}")
+
+    return or_skip
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uninitialised floating-point memory is NaN, so that a forgotten write shows."""
+
+    def poison(allocate: Any) -> Any:
+        def allocate_nan(*args: Any, **options: Any) -> Any:
+            tensor = allocate(*args, **options)
+            return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
+
+        return allocate_nan
+
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+        monkeypatch.setattr(owner, name, poison(getattr(owner, name)))

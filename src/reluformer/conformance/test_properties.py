@@ -1,0 +1,99 @@
+"""What no rule and no implementation may lose."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import reluformer as rf
+from reluformer.conformance.cases import TOLERANCE, Read
+
+pytestmark = pytest.mark.parametrize("rule", rf.rules.names())
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def memory(queries: int, slots: int, batch: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    return draw(batch, 2, queries, 8), draw(batch, 2, slots, 8, seed=1), draw(batch, 2, slots, 6, seed=2)
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    tolerance = TOLERANCE[torch.float32]
+    return torch.allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+def test_padding_changes_nothing(rule: str, read: Read) -> None:
+    q, k, v = memory(5, 7)
+    padded_k = torch.cat([k, 100 * draw(2, 2, 4, 8, seed=3)], dim=2)
+    padded_v = torch.cat([v, 100 * draw(2, 2, 4, 6, seed=4)], dim=2)
+    key_mask = (torch.arange(11) < 7).expand(2, 11)
+    assert close(read(q, padded_k, padded_v, rule=rule, key_mask=key_mask), read(q, k, v, rule=rule))
+
+
+def test_the_rest_of_the_batch_changes_nothing(rule: str, read: Read) -> None:
+    q, k, v = memory(5, 7, batch=3)
+    key_mask = torch.arange(7) < torch.tensor([7, 3, 5])[:, None]
+    together = read(q, k, v, rule=rule, key_mask=key_mask)
+    for i in range(3):
+        alone = read(q[i : i + 1], k[i : i + 1], v[i : i + 1], rule=rule, key_mask=key_mask[i : i + 1])
+        assert close(together[i : i + 1], alone)
+
+
+def test_no_row_sees_the_future(rule: str, read: Read) -> None:
+    q, k, v = memory(9, 9)
+    out = read(q, k, v, rule=rule, causal=True)
+    for t in range(1, 9):
+        prefix = read(q[:, :, :t], k[:, :, :t], v[:, :, :t], rule=rule, causal=True)
+        assert close(prefix, out[:, :, :t])
+
+
+def test_cached_queries_equal_the_full_pass(rule: str, read: Read) -> None:
+    q, k, v = memory(9, 9)
+    out = read(q, k, v, rule=rule, causal=True)
+    for newest in (1, 2, 5):
+        assert close(read(q[:, :, -newest:], k, v, rule=rule, causal=True), out[:, :, -newest:])
+
+
+def test_the_order_of_slots_changes_nothing(rule: str, read: Read) -> None:
+    q, k, v = memory(5, 12)
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(5))
+    key_mask = (torch.arange(12) % 3 > 0).expand(2, 12)
+    shuffled = read(q, k[:, :, order], v[:, :, order], rule=rule, key_mask=key_mask[:, order])
+    assert close(shuffled, read(q, k, v, rule=rule, key_mask=key_mask))
+
+
+def test_key_mask_and_mask_agree(rule: str, read: Read) -> None:
+    q, k, v = memory(6, 6)
+    key_mask = torch.arange(6) < torch.tensor([4, 6])[:, None]
+    dense = key_mask[:, None, None, :] & torch.ones(6, 6, dtype=torch.bool).tril()
+    by_keys = read(q, k, v, rule=rule, causal=True, key_mask=key_mask)
+    assert close(by_keys, read(q, k, v, rule=rule, mask=dense))
+
+
+def test_a_row_that_sees_nothing_reads_zero_with_finite_gradients(rule: str, read: Read) -> None:
+    q, k, v = (tensor.requires_grad_() for tensor in memory(4, 5))
+    key_mask = torch.tensor([[True] * 5, [False] * 5])
+    out = read(q, k, v, rule=rule, key_mask=key_mask)
+    assert torch.equal(out[1], torch.zeros_like(out[1]))
+    gradients = torch.autograd.grad(out.square().sum(), (q, k, v))
+    for gradient in gradients:
+        assert torch.isfinite(gradient).all()
+        assert torch.equal(gradient[1], torch.zeros_like(gradient[1]))
+
+
+@pytest.mark.parametrize(("queries", "slots"), [(3, 0), (0, 3), (0, 0)])
+def test_empty_memories_and_empty_queries(rule: str, read: Read, queries: int, slots: int) -> None:
+    q, k, v = memory(queries, slots)
+    out = read(q, k, v, rule=rule)
+    assert torch.equal(out, torch.zeros(2, 2, queries, 6))
+
+
+def test_a_bias_is_added_to_the_scores(rule: str, read: Read) -> None:
+    q, k, v = memory(4, 5)
+    bias = draw(1, 1, 1, 5, seed=6)
+    wider_q = torch.cat([q, torch.ones(2, 2, 4, 1)], dim=-1)
+    wider_k = torch.cat([k, bias.transpose(-1, -2).expand(2, 2, 5, 1)], dim=-1)
+    assert close(read(q, k, v, rule=rule, bias=bias, scale=1.0), read(wider_q, wider_k, v, rule=rule, scale=1.0))

@@ -1,0 +1,88 @@
+"""The command line as a user types it: results, exit codes, messages."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from reluformer.cli import app
+
+PLUGIN = """
+import torch
+from reluformer import rules
+
+@rules.register("gelu_mean")
+def gelu_mean(scores, n):
+    return torch.nn.functional.gelu(scores) / n
+"""
+
+
+def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "reluformer", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Path:
+    path = tmp_path / "my_rules.py"
+    path.write_text(PLUGIN)
+    return path
+
+
+def test_demo_with_a_rule_of_ones_own(tmp_path: Path, plugin: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs reluformer[plots]")
+    result = run("demo", "--plugin", str(plugin), "--rule", "relu", "--rule", "gelu_mean", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "gelu_mean" in result.stdout
+    demo = tmp_path / "runs" / "demo"
+    assert sorted(path.name for path in demo.iterdir()) == ["report.html", "results.json", "variance.png"]
+    points = json.loads((demo / "results.json").read_text())["points"]
+    assert {point["rule"] for point in points} == {"relu", "gelu_mean"}
+    assert "data:image/png;base64," in (demo / "report.html").read_text()
+
+
+def test_doctor_lists_rules_and_versions(plugin: Path) -> None:
+    result = run("doctor", "--json", "--plugin", str(plugin))
+    assert result.returncode == 0, result.stderr
+    findings = json.loads(result.stdout)
+    assert {"relu", "softmax", "gelu_mean"} <= set(findings["rules"])
+    assert findings["implementations"][0] == "auto"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["demo", "--rule", "rleu"], 1, "error: unknown rule 'rleu'; did you mean 'relu'"),
+        (["doctor", "--plugin", "none.py"], 1, "error: --plugin none.py: no such file"),
+        (["demo", "--ruel", "x"], 2, "No such option"),
+        (["deom"], 2, "No such command"),
+    ],
+)
+def test_errors_are_one_line_with_a_way_out(tmp_path: Path, arguments: list[str], code: int, message: str) -> None:
+    result = run(*arguments, cwd=tmp_path)
+    assert result.returncode == code
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    result = run("--debug", "demo", "--rule", "rleu", cwd=tmp_path)
+    assert result.returncode == 1
+    assert "Traceback" in result.stderr
+
+
+def test_version() -> None:
+    assert run("--version").stdout.startswith("reluformer 0.")
+
+
+@pytest.mark.parametrize("verb", [command.name for command in app.registered_commands])
+def test_every_verb_shows_an_example(verb: str) -> None:
+    result = CliRunner().invoke(app, [verb, "--help"])
+    assert result.exit_code == 0
+    assert f"Example: reluformer {verb}" in result.stdout

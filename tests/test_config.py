@@ -1,0 +1,70 @@
+"""Configuration files: strict names, overrides, errors that say where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reluformer import rules
+from reluformer.config import Config, ModelConfig, load_yaml
+from reluformer.errors import ConfigError
+
+
+class Recipe(Config):
+    model: ModelConfig
+    note: str = ""
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_recipe_with_rules_and_overrides(tmp_path: Path) -> None:
+    recipe = write(tmp_path / "r.yaml", "model:\n  vocab_size: 100\n  ffn: {name: relu, gamma: 2.0}\n")
+    loaded = load_yaml(Recipe, recipe, ["model.dropout=3e-1", "model.cross_attention=softmax", "note=a=b"])
+    assert loaded.model.ffn == rules.Relu(gamma=2.0)
+    assert loaded.model.cross_attention == rules.Softmax()
+    assert loaded.model.dropout == 0.3
+    assert loaded.note == "a=b"
+
+
+def test_it_is_frozen_and_replaceable() -> None:
+    config = ModelConfig(vocab_size=10)
+    with pytest.raises(ValueError, match="frozen"):
+        config.width = 3
+    assert config.replace(width=64).width == 64
+    with pytest.raises(ConfigError, match="does not divide"):
+        config.replace(width=63)
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "message"),
+    [
+        ("model: {vocab_size: 10, widht: 3}", [], r"r.yaml: unknown key 'model.widht'; did you mean 'width'\?"),
+        ("modle: {vocab_size: 10}", [], "unknown key 'modle'; did you mean 'model'"),
+        ("model: {}", [], "'model.vocab_size' is missing"),
+        ("model: {vocab_size: many}", [], "'model.vocab_size': input should be a valid integer.*got 'many'"),
+        ("model: {vocab_size: 10, ffn: softmaxx}", [], "'model.ffn': unknown rule 'softmaxx'; did you mean 'softmax'"),
+        ("model: {vocab_size: 10, norm: both}", [], "'model.norm': input should be 'pre' or 'post' .got 'both'"),
+        ("model: {vocab_size: 10, pad_id: 10}", [], "pad_id=10 lies outside the vocabulary of 10"),
+        ("- 1", [], "expected sections with keys"),
+        ("model: [", [], "r.yaml: while parsing"),
+        ("model: {vocab_size: 10}", ["dropout"], "--set dropout: write it as section.key=value"),
+        ("model: {vocab_size: 10}", ["note.x.y=1", "note.x=2", "note.x.y=1"], "'x' is a single value, not a section"),
+        ("model: {vocab_size: 10}", ["model.width=["], r"--set model.width=\["),
+    ],
+)
+def test_what_is_wrong_and_where(tmp_path: Path, text: str, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_yaml(Recipe, write(tmp_path / "r.yaml", text), overrides)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        load_yaml(Recipe, tmp_path / "none.yaml")
+
+
+def test_every_field_has_its_help() -> None:
+    assert [name for name, field in ModelConfig.model_fields.items() if not field.description] == []

@@ -1,0 +1,63 @@
+"""Imports go one way only, heavy parts stay optional, and the package imports quickly."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "reluformer"
+# each may import from those before it
+ORDER = [
+    *("errors", "rules", "config", "kernels", "memory", "regularizers", "positions", "layers", "telemetry", "storage"),
+    *("model", "data", "decoding", "scoring", "training", "study", "hub", "server", "conformance", "cli", "__main__"),
+]
+OPTIONAL = {"matplotlib", "transformers", "fastapi", "triton"}
+
+
+def imports_of(path: Path, top_level_only: bool) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    nodes = tree.body if top_level_only else list(ast.walk(tree))
+    found: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+FILES = [path for path in sorted(SOURCE.rglob("*.py")) if path != SOURCE / "__init__.py"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_go_one_way(path: Path) -> None:
+    own = path.relative_to(SOURCE).with_suffix("").parts[0]
+    assert own in ORDER, f"give '{own}' its place in the order"
+    for name in imports_of(path, top_level_only=False):
+        parts = name.split(".")
+        if parts[0] == "reluformer" and len(parts) > 1 and parts[1] in ORDER:
+            assert ORDER.index(parts[1]) <= ORDER.index(own), f"{own} must not import {parts[1]}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_optional_parts_are_imported_where_they_are_used(path: Path) -> None:
+    assert {name.split(".")[0] for name in imports_of(path, top_level_only=True)} & OPTIONAL == set()
+
+
+def test_the_bare_package_and_the_help_do_not_load_torch() -> None:
+    code = "import sys, reluformer.conformance.plugin, reluformer.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_public_names() -> None:
+    import reluformer as rf
+
+    assert {"read", "rules", "ReLUFormer", "ModelConfig"} <= set(dir(rf))
+    assert rf.ReluformerError is rf.errors.ReluformerError
+    with pytest.raises(AttributeError, match="no attribute 'reed'"):
+        _ = rf.reed

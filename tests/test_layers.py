@@ -1,0 +1,145 @@
+"""Both memories, their initial variance, and what a rule asks of a layer."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import reluformer as rf
+from reluformer import rules
+from reluformer.layers import Attention, FeedForward, GatedRMSNorm, SlotCache, TokenSlots
+
+RULES = rules.names()
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+class TestFeedForward:
+    @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no_bias"])
+    @pytest.mark.parametrize("rule", RULES)
+    def test_it_is_a_read_of_learned_slots(self, rule: str, bias: bool) -> None:
+        ffn = FeedForward(6, 11, rules.get(rule), bias=bias).double()
+        torch.nn.init.normal_(ffn.keys.weight)
+        if bias:
+            torch.nn.init.normal_(ffn.keys.bias)
+            torch.nn.init.normal_(ffn.values.bias)
+        x = normal(2, 5, 6, dtype=torch.float64)
+        keys = ffn.keys.weight[None, None].expand(2, 1, 11, 6)
+        values = ffn.values.weight.t()[None, None].expand(2, 1, 11, 6)
+        read = rf.read(x[:, None], keys, values, rule=rule, scale=1.0, bias=ffn.keys.bias if bias else None)[:, 0]
+        expected = ffn.norm(read + ffn.values.bias if bias else read)
+        torch.testing.assert_close(ffn(x)[0], expected)
+
+    def test_biases_as_in_the_paper(self) -> None:
+        assert FeedForward(4, 8, rules.get("relu_plain")).keys.bias is not None
+        assert FeedForward(4, 8, rules.get("softmax")).keys.bias is None
+        assert FeedForward(4, 8, rules.get("softmax"), bias=True).values.bias is not None
+
+    @pytest.mark.parametrize("slots", [32, 1024, 4096])
+    @pytest.mark.parametrize("rule", ["relu_plain", "relu", "relu2", "relu_seqlen", "sigmoid"])
+    def test_a_pointwise_read_starts_with_variance_one(self, rule: str, slots: int) -> None:
+        """Within 15 %: 4 x 64 x 256 reads of one draw of the slots."""
+        torch.manual_seed(0)
+        variance = FeedForward(256, slots, rules.get(rule))(normal(4, 64, 256))[0].var().item()
+        assert variance == pytest.approx(1, rel=0.15)
+
+    def test_softmax_reads_far_less_than_the_ffn_from_the_same_values(self) -> None:
+        """Claim C2: the variance is about e/n of that of the values, where plain ReLU has n/2."""
+        torch.manual_seed(0)
+        x, slots = normal(4, 64, 256), 1024
+        softmax = FeedForward(256, slots, rules.get("softmax"))
+        assert softmax.value_std == pytest.approx(FeedForward(256, slots, rules.get("relu_plain")).value_std)
+        assert softmax(x)[0].var().item() == pytest.approx(2 / slots * math.e / slots, rel=0.2)
+
+    def test_a_given_value_std(self) -> None:
+        torch.manual_seed(0)
+        ffn = FeedForward(64, 512, rules.get("softmax"), value_std=0.3)
+        assert ffn.values.weight.std().item() == pytest.approx(0.3, rel=0.02)
+
+
+class TestVarianceOfAttention:
+    """The paper's argument in the layer itself, whose keys and values come from the same tokens."""
+
+    @staticmethod
+    def read_variance(rule: str, slots: int) -> float:
+        """The layer's own projections on uncorrelated tokens of variance one."""
+        torch.manual_seed(0)
+        attention = Attention(128, 4, rules.get(rule))
+        tokens = normal(4, slots, 128)
+        with torch.no_grad():
+            read, _ = attention.read(
+                attention._split(attention.query(normal(4, 16, 128, seed=1))), attention.slots(tokens)
+            )
+        return read.var().item()
+
+    @pytest.mark.parametrize("slots", [16, 64, 256, 1024, 4096])
+    def test_relu_stays_at_one(self, slots: int) -> None:
+        assert self.read_variance("relu", slots) == pytest.approx(1, rel=0.1)
+
+    @pytest.mark.parametrize("slots", [16, 64, 256, 1024, 4096])
+    def test_relu_plain_grows_with_the_slots(self, slots: int) -> None:
+        assert self.read_variance("relu_plain", slots) == pytest.approx(slots / 2, rel=0.1)
+
+
+class TestAttention:
+    def test_a_learned_gamma_starts_at_one_and_divides_the_weights(self) -> None:
+        x = normal(2, 5, 8)
+        for name in ("relu", "relu2"):
+            torch.manual_seed(0)
+            plain = Attention(8, 2, rules.get(name))
+            learned = Attention(8, 2, rules.get({"name": name, "learn_gamma": True}))
+            learned.load_state_dict(plain.state_dict(), strict=False)
+            torch.testing.assert_close(learned(x)[0], plain(x)[0])
+            assert learned.log_gamma is not None
+            with torch.no_grad():
+                learned.log_gamma.fill_(math.log(3.0))
+            torch.testing.assert_close(learned(x)[0], plain(x)[0] / 3)  # the output bias is zero
+        assert plain.log_gamma is None
+
+    def test_the_output_norm_is_over_the_concatenated_heads(self) -> None:
+        attention = Attention(8, 2, rules.get("softmax_ln"))
+        assert isinstance(attention.norm, torch.nn.LayerNorm)
+        assert attention.norm.normalized_shape == (8,)
+        assert isinstance(Attention(8, 2, rules.get("rela")).norm, GatedRMSNorm)
+        assert not list(Attention(8, 2, rules.get("relu")).norm.parameters())
+
+    def test_gated_rms_norm_by_hand(self) -> None:
+        norm = GatedRMSNorm(2)
+        with torch.no_grad():
+            norm.gain.copy_(torch.tensor([2.0, 1.0]))
+            norm.gate.copy_(torch.tensor([1.0, 0.0]))
+        x = torch.tensor([3.0, 4.0])
+        rms = math.sqrt(12.5)
+        expected = torch.tensor([2 * 3 / rms / (1 + math.exp(-3)), 4 / rms / 2])
+        torch.testing.assert_close(norm(x), expected)
+
+    def test_one_source_serves_several_rows(self) -> None:
+        attention = Attention(8, 2, rules.get("relu"))
+        slots = attention.slots(normal(2, 5, 8), mask=torch.tensor([[True] * 5, [True] * 3 + [False] * 2]))
+        x = normal(6, 1, 8, seed=1)
+        repeated = TokenSlots(*(part.repeat_interleave(3, 0) for part in slots))
+        torch.testing.assert_close(attention(x, slots=slots)[0], attention(x, slots=repeated)[0])
+
+
+class TestSlotCache:
+    def test_it_grows_and_keeps_everything(self) -> None:
+        cache = SlotCache()
+        parts = [TokenSlots(normal(2, 1, n, 3, seed=n), normal(2, 1, n, 4, seed=50 + n)) for n in (1, 2, 40, 1)]
+        for part in parts:
+            slots = cache.append(part)
+        assert torch.equal(slots.keys, torch.cat([part.keys for part in parts], dim=2))
+        assert torch.equal(slots.values, torch.cat([part.values for part in parts], dim=2))
+
+    def test_reordering_follows_the_beams(self) -> None:
+        cache = SlotCache()
+        first = TokenSlots(normal(3, 1, 2, 3), normal(3, 1, 2, 3, seed=1))
+        cache.append(first)
+        cache.reorder(torch.tensor([2, 2, 0]))
+        new = TokenSlots(normal(3, 1, 1, 3, seed=2), normal(3, 1, 1, 3, seed=3))
+        slots = cache.append(new)
+        assert torch.equal(slots.keys, torch.cat([first.keys[[2, 2, 0]], new.keys], dim=2))

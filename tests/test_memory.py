@@ -1,0 +1,219 @@
+"""read(): golden values, gradients, statistics, errors, and the choice of implementation."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import reluformer as rf
+from reluformer.errors import ArgumentError, UnknownNameError
+
+RULES = rf.rules.names()
+
+
+def tensor4(rows: list[list[float]]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64)[None, None]
+
+
+class TestGoldenValues:
+    """Three memories worked out by hand."""
+
+    def test_two_slots_one_fires(self) -> None:
+        # scores 2 and -1; sqrt(n/2) = 1
+        q, k, v = tensor4([[1.0]]), tensor4([[2.0], [-1.0]]), tensor4([[10.0, 1.0], [20.0, 2.0]])
+        e = math.exp(3)
+        expected = {
+            "relu_plain": [20.0, 2.0],
+            "relu": [20.0, 2.0],
+            "relu_seqlen": [10.0, 1.0],
+            "relu2": [40 / math.sqrt(3), 4 / math.sqrt(3)],
+            "rela": [20.0, 2.0],
+            "sigmoid": [
+                10 / (1 + 2 * math.exp(-2)) + 20 / (1 + 2 * math.e),
+                1 / (1 + 2 * math.exp(-2)) + 2 / (1 + 2 * math.e),
+            ],
+            "softmax": [(10 * e + 20) / (e + 1), (e + 2) / (e + 1)],
+            "softmax_ln": [(10 * e + 20) / (e + 1), (e + 2) / (e + 1)],
+            "sparsemax": [10.0, 1.0],
+            "entmax15": [10.0, 1.0],
+        }
+        assert set(expected) == set(RULES)
+        for rule, read in expected.items():
+            torch.testing.assert_close(rf.read(q, k, v, rule=rule, scale=1.0), tensor4([read]))
+
+    def test_causal_rows_count_their_own_prefix(self) -> None:
+        # all scores 1, values 1, 2, 3, 4: row i reads sum(1..i) / sqrt(i/2)
+        ones = tensor4([[1.0]] * 4)
+        v = tensor4([[1.0], [2.0], [3.0], [4.0]])
+        out = rf.read(ones, ones, v, rule="relu", causal=True, scale=1.0)
+        expected = [1 / math.sqrt(0.5), 3 / 1, 6 / math.sqrt(1.5), 10 / math.sqrt(2)]
+        torch.testing.assert_close(out.flatten(), torch.tensor(expected, dtype=torch.float64))
+
+    def test_close_scores_share_the_simplex(self) -> None:
+        # sparsemax of (0.6, 0.2, -3): tau = -0.1, weights (0.7, 0.3, 0)
+        # 1.5-entmax of (1, 1, -3): weights (0.5, 0.5, 0)
+        v = tensor4([[1.0], [10.0], [100.0]])
+        sparse = rf.read(tensor4([[1.0]]), tensor4([[0.6], [0.2], [-3.0]]), v, rule="sparsemax", scale=1.0)
+        entmax = rf.read(tensor4([[1.0]]), tensor4([[1.0], [1.0], [-3.0]]), v, rule="entmax15", scale=1.0)
+        torch.testing.assert_close(sparse, tensor4([[0.7 * 1 + 0.3 * 10]]))
+        torch.testing.assert_close(entmax, tensor4([[5.5]]))
+
+    def test_statistics_of_a_row(self) -> None:
+        # relu_plain weights (1, 3, 0, hidden): R = 4, H = log 4 - (3 log 3) / 4, a third of the visible is zero
+        q, k = tensor4([[1.0]]), tensor4([[1.0], [3.0], [-2.0], [5.0]])
+        key_mask = torch.tensor([[True, True, True, False]])
+        _, stats = rf.read(q, k, k, rule="relu_plain", scale=1.0, key_mask=key_mask, return_stats=True)
+        assert stats.row_sum.item() == 4
+        assert stats.entropy.item() == pytest.approx(math.log(4) - 3 * math.log(3) / 4)
+        assert stats.zero_fraction.item() == pytest.approx(1 / 3)
+        assert stats.n_visible.item() == 3
+        assert not stats.dead.item()
+
+
+def random_memory(queries: int = 3, slots: int = 4, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    shapes = ((2, 2, queries, 3), (2, 2, slots, 3), (2, 2, slots, 2))
+    return [torch.randn(shape, generator=generator, dtype=dtype).requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("rule", RULES)
+def test_gradients_of_read_and_statistics(rule: str, causal: bool) -> None:
+    bias = torch.randn(1, 2, 3, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    key_mask = torch.tensor([[True] * 4, [True, True, True, False]])
+
+    def function(*inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v, b = inputs
+        out, stats = rf.read(q, k, v, rule=rule, causal=causal, key_mask=key_mask, bias=b, return_stats=True)
+        return out, stats.row_sum, stats.entropy
+
+    assert torch.autograd.gradcheck(function, (*random_memory(), bias.requires_grad_()))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_statistics_do_not_change_the_read(rule: str) -> None:
+    q, k, v = random_memory()
+    out, stats = rf.read(q, k, v, rule=rule, causal=True, return_stats=True)
+    torch.testing.assert_close(out, rf.read(q, k, v, rule=rule, causal=True))
+    assert {field: tuple(value.shape) for field, value in stats._asdict().items()} == dict.fromkeys(
+        ("row_sum", "entropy", "zero_fraction", "n_visible"), (2, 2, 3)
+    )
+
+
+def test_entropy_has_no_gradient_at_zero_weights() -> None:
+    q, k, v = torch.ones(1, 1, 1, 1), torch.tensor([[[[-1.0], [-2.0]]]]), torch.ones(1, 1, 2, 1)
+    q.requires_grad_()
+    _, stats = rf.read(q, k, v, rule="relu", return_stats=True)
+    assert stats.dead.all()
+    assert stats.entropy.item() == 0
+    (gradient,) = torch.autograd.grad(stats.entropy.sum(), q)
+    assert gradient.item() == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rule=st.sampled_from(RULES),
+    queries=st.integers(0, 6),
+    extra_slots=st.integers(0, 6),
+    causal=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_hidden_slots_never_matter(rule: str, queries: int, extra_slots: int, causal: bool, seed: int) -> None:
+    """Whatever the shape and the masks: replacing what is hidden changes nothing, and n counts what is visible."""
+    generator = torch.Generator().manual_seed(seed)
+    slots = queries + extra_slots
+    q = torch.randn(2, 2, queries, 3, generator=generator, dtype=torch.float64)
+    k = torch.randn(2, 2, slots, 3, generator=generator, dtype=torch.float64)
+    v = torch.randn(2, 2, slots, 2, generator=generator, dtype=torch.float64)
+    key_mask = torch.rand(2, slots, generator=generator) < 0.6
+    mask = torch.rand(2, 1, queries, slots, generator=generator) < 0.7
+    options = dict(rule=rule, causal=causal, key_mask=key_mask, mask=mask)
+    out, stats = rf.read(q, k, v, return_stats=True, **options)
+    hidden = ~key_mask[:, None, :, None]
+    again = rf.read(q, k.masked_fill(hidden, 9.0), v.masked_fill(hidden, -7.0), **options)
+    torch.testing.assert_close(out, again)
+    visible = key_mask[:, None, None, :] & mask
+    if causal:
+        visible = visible & torch.ones(queries, slots, dtype=torch.bool).tril(slots - queries)
+    assert torch.equal(stats.n_visible, visible.sum(-1).expand(2, 2, queries))
+
+
+@settings(max_examples=40, deadline=None)
+@given(rule=st.sampled_from(RULES), scale=st.floats(0.01, 100), seed=st.integers(0, 2**16))
+def test_weights_are_not_negative_and_simplex_rules_sum_to_one(rule: str, scale: float, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(1, 1, 4, 3, generator=generator, dtype=torch.float64)
+    k = torch.randn(1, 1, 9, 3, generator=generator, dtype=torch.float64)
+    weights, stats = rf.memory.weights(q, k, rule=rule, scale=scale)
+    assert (weights >= 0).all()
+    assert torch.isfinite(weights).all()
+    if rule in ("softmax", "softmax_ln", "sparsemax", "entmax15"):
+        torch.testing.assert_close(stats.row_sum, torch.ones_like(stats.row_sum))
+
+
+class TestImplementations:
+    def test_softmax_is_fused_unless_statistics_are_asked(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls = []
+        original = torch.nn.functional.scaled_dot_product_attention
+        monkeypatch.setattr(
+            "reluformer.kernels.sdpa.scaled_dot_product_attention",
+            lambda *args, **options: calls.append(options) or original(*args, **options),
+        )
+        q, k, v = random_memory(4, 4)
+        rf.read(q, k, v, rule="softmax")
+        rf.read(q, k, v, rule="softmax_ln", causal=True)
+        assert len(calls) == 2
+        assert calls[1]["is_causal"]
+        rf.read(q, k, v, rule="softmax", return_stats=True)
+        rf.read(q, k, v, rule="softmax", impl="reference")
+        rf.read(q, k, v, rule="relu")
+        assert len(calls) == 2
+
+    def test_an_implementation_that_cannot_says_so(self) -> None:
+        with pytest.raises(ArgumentError, match="impl='sdpa' reads only softmax rules"):
+            rf.read(*random_memory(), rule="relu", impl="sdpa")
+
+    def test_an_unknown_implementation_lists_the_known(self) -> None:
+        with pytest.raises(UnknownNameError, match=r"did you mean 'reference'\? valid: auto, reference, sdpa"):
+            rf.read(*random_memory(), impl="refrence")
+
+
+class TestBadInput:
+    q, k, v = torch.randn(2, 2, 3, 4), torch.randn(2, 2, 5, 4), torch.randn(2, 2, 5, 6)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"q": torch.randn(2, 3, 4)}, r"q must be \(batch, heads, length, width\), got shape \(2, 3, 4\)"),
+            ({"k": torch.randn(2, 2, 5, 3)}, r"k has shape \(2, 2, 5, 3\); .* those of q"),
+            ({"v": torch.randn(2, 2, 4, 6)}, r"v has shape \(2, 2, 4, 6\); it needs one value for each key"),
+            ({"q": torch.ones(2, 2, 3, 4, dtype=torch.int64)}, r"q must be floating point, got torch.int64"),
+            ({"key_mask": torch.ones(2, 5)}, r"key_mask must be boolean .* convert 0/1 with .bool\(\)"),
+            ({"key_mask": torch.ones(2, 4, dtype=torch.bool)}, r"key_mask has shape \(2, 4\).*\(2, 5\)"),
+            ({"mask": torch.zeros(3, 5)}, r"mask must be boolean .* mask == 0"),
+            ({"mask": torch.ones(4, 5, dtype=torch.bool)}, r"mask has shape \(4, 5\), which does not broadcast"),
+            ({"bias": torch.ones(5, dtype=torch.bool)}, r"bias must be floating point.*goes into mask or key_mask"),
+            ({"bias": torch.ones(7, 5)}, r"bias has shape \(7, 5\), which does not broadcast"),
+            ({"bias": torch.ones(1, 2, 2, 3, 5)}, r"bias has shape .* does not broadcast"),
+        ],
+    )
+    def test_the_argument_and_the_fix_are_named(self, change: dict[str, Tensor], message: str) -> None:
+        with pytest.raises(ArgumentError, match=message):
+            rf.read(**{"q": self.q, "k": self.k, "v": self.v, **change})
+
+    def test_more_causal_queries_than_slots(self) -> None:
+        with pytest.raises(ArgumentError, match="pass the keys of the whole prefix"):
+            rf.read(self.k, self.q, self.q, causal=True)
+
+    def test_unknown_rule(self) -> None:
+        with pytest.raises(UnknownNameError, match="unknown rule 'rleu'; did you mean 'relu'"):
+            rf.read(self.q, self.k, self.v, rule="rleu")
+
+    def test_something_that_is_no_rule(self) -> None:
+        with pytest.raises(ArgumentError, match="expected a name, a mapping with 'name', or a rule object"):
+            rf.read(self.q, self.k, self.v, rule=3)

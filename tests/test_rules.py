@@ -1,0 +1,165 @@
+"""The registry, rules of one's own, and the moments behind the variance argument."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import reluformer as rf
+from reluformer import rules
+from reluformer.errors import ArgumentError, UnknownNameError
+
+
+@pytest.fixture(autouse=True)
+def clean_registry() -> Iterator[None]:
+    before = dict(rules._registry)
+    yield
+    rules._registry.clear()
+    rules._registry.update(before)
+
+
+def test_every_rule_of_the_design_is_registered() -> None:
+    assert set(rules.names()) >= {
+        *("softmax", "softmax_ln", "relu", "relu_plain", "relu_seqlen"),
+        *("relu2", "rela", "sigmoid", "sparsemax", "entmax15"),
+    }
+
+
+@pytest.mark.parametrize("name", rules.names())
+def test_specification_round_trip(name: str) -> None:
+    assert rules.spec(rules.get(name)) == name
+    assert rules.get(rules.spec(rules.get(name))) == rules.get(name)
+
+
+def test_options_round_trip() -> None:
+    rule = rules.Relu(gamma=2.0, learn_gamma=True)
+    assert rules.spec(rule) == {"name": "relu", "gamma": 2.0, "learn_gamma": True}
+    assert rules.get({"name": "relu", "gamma": 2.0, "learn_gamma": True}) == rule
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ("sofmax", UnknownNameError, "did you mean 'softmax'"),
+        ({"name": "relu", "gama": 1}, ArgumentError, "rule 'relu' has no option 'gama'; did you mean 'gamma'"),
+        ({"name": "softmax", "gamma": 1}, ArgumentError, "rule 'softmax' has no option 'gamma'; it takes none"),
+        ({"name": "relu", "gamma": -1}, ArgumentError, "gamma must be a positive number, got -1"),
+        ({"name": "relu_seqlen", "alpha": math.nan}, ArgumentError, "alpha must be a positive number"),
+        ({"gamma": 1}, ArgumentError, "a mapping with 'name'"),
+    ],
+)
+def test_bad_rules(given: object, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        rules.get(given)
+
+
+def test_gamma_divides_the_weights() -> None:
+    q, k, v = torch.randn(1, 1, 3, 4), torch.randn(1, 1, 5, 4), torch.randn(1, 1, 5, 2)
+    for name in ("relu", "relu2"):
+        plain, halved = rf.read(q, k, v, rule=name), rf.read(q, k, v, rule=rules.get({"name": name, "gamma": 2.0}))
+        torch.testing.assert_close(halved, plain / 2)
+
+
+class TestVarianceTheory:
+    @pytest.mark.parametrize("n", [1, 16, 4096])
+    def test_closed_forms(self, n: int) -> None:
+        """E[ReLU] = 1/sqrt(2 pi), E[ReLU^2] = 1/2, E[ReLU^4] = 3/2; quadrature to 1e-6."""
+        for name, variance in (("relu_plain", n / 2), ("relu", 1.0), ("relu2", 1.0), ("relu_seqlen", 0.5 / n)):
+            rule = rules.get(name)
+            assert isinstance(rule, rules.Pointwise)
+            assert rule.read_variance(n) == pytest.approx(variance, rel=1e-6)
+        assert rules.Relu().moments(1)[0] == pytest.approx(math.sqrt(2) / math.sqrt(2 * math.pi), rel=1e-6)
+
+    def test_correlated_values_as_the_notes_say(self) -> None:
+        """1 + 0.318 rho (n - 1): about 17 at rho = 0.05, n = 1024."""
+        variance = rules.Relu().read_variance(1024, correlation=0.05)
+        assert variance == pytest.approx(1 + 0.05 * 1023 / math.pi, rel=1e-6)
+        assert variance == pytest.approx(17.3, abs=0.05)
+
+
+class TestARuleOfOnesOwn:
+    def use_everywhere(self, name: str) -> None:
+        """In read, in the FFN, in attention and in the model."""
+        out = rf.read(torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4), rule=name)
+        assert torch.isfinite(out).all()
+        config = rf.ModelConfig.preset(
+            "tiny", vocab_size=20, ffn=name, encoder_attention=name, decoder_attention=name, cross_attention=name
+        )
+        logits = rf.ReLUFormer(config)(torch.tensor([[5, 6, 7]]), torch.tensor([[1, 8]])).logits
+        assert torch.isfinite(logits).all()
+        assert rf.ModelConfig(**config.model_dump(mode="json")) == config
+
+    def test_a_pointwise_function(self) -> None:
+        @rules.register("softplus_mean")
+        def softplus_mean(scores: Tensor, n: Tensor) -> Tensor:
+            return torch.nn.functional.softplus(scores) / n
+
+        assert "softplus_mean" in rules.names()
+        self.use_everywhere("softplus_mean")
+
+    def test_a_rowwise_function_with_an_output_norm(self) -> None:
+        @rules.register("relu_share", kind="rowwise", output_norm="layer_norm")
+        def relu_share(scores: Tensor, visible: Tensor) -> Tensor:
+            positive = torch.relu(scores) * visible
+            return positive / (1 + positive.sum(-1, keepdim=True))
+
+        self.use_everywhere("relu_share")
+        assert rules.get("relu_share").output_norm == "layer_norm"
+
+    def test_a_plugin_file(self, tmp_path: Path) -> None:
+        plugin = tmp_path / "my_rules.py"
+        plugin.write_text(
+            textwrap.dedent("""
+                import torch
+                from reluformer import rules
+
+                @rules.register("gelu_mean")
+                def gelu_mean(scores, n):
+                    return torch.nn.functional.gelu(scores) / n
+            """)
+        )
+        assert rules.load_plugin(plugin) == ("gelu_mean",)
+        self.use_everywhere("gelu_mean")
+
+    @pytest.mark.parametrize(
+        ("source", "message"),
+        [
+            ("x = 1", "registers no rule"),
+            ("import no_such_module_here", "ModuleNotFoundError"),
+            ("from reluformer import rules\n@rules.register('relu')\ndef f(s, n): return s", "registered already"),
+            ("from reluformer import rules\nrules.register('x')(3)", "expected a function or a class, got int"),
+            ("from reluformer import rules\nrules.register('x', kind='both')(print)", "valid: pointwise, rowwise"),
+            ("from reluformer import rules\nrules.register('x')(dict)", "must derive from rules.Pointwise"),
+        ],
+    )
+    def test_a_bad_plugin_says_why(self, tmp_path: Path, source: str, message: str) -> None:
+        plugin = tmp_path / "bad.py"
+        plugin.write_text(source)
+        with pytest.raises(ArgumentError, match=message):
+            rules.load_plugin(plugin)
+
+    def test_a_missing_plugin(self, tmp_path: Path) -> None:
+        with pytest.raises(ArgumentError, match="no such file"):
+            rules.load_plugin(tmp_path / "none.py")
+
+    def test_an_entry_point(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An installed package, as pip would leave it: a module and its metadata."""
+        (tmp_path / "their_rules.py").write_text(
+            "import torch\n\ndef swish(scores, n):\n    return scores.sigmoid() * scores / n\n"
+        )
+        info = tmp_path / "their_rules-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-rules\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text("[reluformer.rules]\nswish_mean = their_rules:swish\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.setitem(rules._state, "entry_points_loaded", False)
+        assert metadata.entry_points(group="reluformer.rules").names == {"swish_mean"}
+        assert "swish_mean" in rules.names()
+        self.use_everywhere("swish_mean")

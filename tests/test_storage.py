@@ -1,0 +1,106 @@
+"""Save and load: exact, and clear about what is wrong with a directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import reluformer as rf
+from reluformer.errors import StorageError
+
+SOURCE, TARGET = torch.tensor([[5, 6, 7]]), torch.tensor([[1, 8]])
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    model = rf.ReLUFormer(rf.ModelConfig(vocab_size=20, width=16, heads=2, slots=24))
+    model.save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(),
+        dict(tied_embeddings=False),
+        dict(ffn="softmax_ln", cross_attention={"name": "relu", "gamma": 2.0, "learn_gamma": True}, norm="post"),
+        dict(encoder_layers=0, decoder_layers=1, encoder_attention="rela"),
+    ],
+    ids=["default", "untied", "options", "no_encoder"],
+)
+def test_round_trip_is_exact(tmp_path: Path, changes: dict[str, object]) -> None:
+    model = rf.ReLUFormer(rf.ModelConfig(**{**dict(vocab_size=20, width=16, heads=2, slots=24), **changes}))
+    model.save(tmp_path)
+    loaded = rf.ReLUFormer.load(tmp_path)
+    assert loaded.config == model.config
+    assert model.state_dict().keys() == loaded.state_dict().keys()
+    for name, parameter in model.state_dict().items():
+        assert torch.equal(parameter, loaded.state_dict()[name]), name
+    assert torch.equal(model.eval()(SOURCE, TARGET).logits, loaded.eval()(SOURCE, TARGET).logits)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def edit_config(directory: Path, **changes: object) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def edit_weights(directory: Path, **changes: torch.Tensor | None) -> None:
+    path = directory / "model.safetensors"
+    weights = {**load_file(path), **{name.replace("__", "."): value for name, value in changes.items()}}
+    save_file({name: value for name, value in weights.items() if value is not None}, path)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda d: (d / "config.json").unlink(), "holds no config.json, so it is not a saved model"),
+        (lambda d: (d / "config.json").write_text("{"), "damaged, not readable as JSON"),
+        (lambda d: (d / "config.json").write_text('{"model_type": "bert"}'), "written by another program"),
+        (lambda d: (d / "config.json").write_text("[]"), "written by another program"),
+        (lambda d: edit_config(d, format=99), "format 99, this version reads 1"),
+        (
+            lambda d: edit_config(d, model={"vocab_size": 20, "wide": 3}),
+            "config.json: unknown key 'wide'; did you mean",
+        ),
+        (lambda d: edit_config(d, model=None), "section 'model' is missing"),
+        (lambda d: edit_config(d, model={"vocab_size": 20, "ffn": "mine"}), "unknown rule 'mine'.*--plugin FILE"),
+        (lambda d: (d / "model.safetensors").unlink(), "model.safetensors is missing; copy the whole directory"),
+        (lambda d: truncate(d / "model.safetensors"), "model.safetensors: damaged"),
+        (lambda d: (d / "model.safetensors").write_bytes(b"x" * 50), "model.safetensors: damaged"),
+        (lambda d: edit_weights(d, encoder_norm__bias=None), "lacks the weight 'encoder_norm.bias'"),
+        (lambda d: edit_weights(d, more=torch.ones(1)), "has a weight 'more' that the model of config.json lacks"),
+        (
+            lambda d: edit_weights(d, encoder_norm__bias=torch.ones(3)),
+            r"has shape \(3,\), config.json asks for \(16,\)",
+        ),
+        (
+            lambda d: edit_weights(d, encoder_norm__bias=torch.full((16,), torch.nan)),
+            "weight 'encoder_norm.bias' holds NaN or infinity",
+        ),
+    ],
+)
+def test_a_damaged_directory_says_what_is_wrong(saved: Path, damage: object, message: str) -> None:
+    damage(saved)
+    with pytest.raises(StorageError, match=message):
+        rf.ReLUFormer.load(saved)
+
+
+def test_no_directory(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="no such directory"):
+        rf.ReLUFormer.load(tmp_path / "none")
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StorageError, match="cannot save the model"):
+        rf.ReLUFormer(rf.ModelConfig(vocab_size=20, width=16, heads=2, slots=24)).save(tmp_path / "file")

@@ -1,0 +1,145 @@
+"""What telemetry reports is what the reads did, and watching changes nothing."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import reluformer as rf
+from reluformer.errors import ArgumentError
+from reluformer.telemetry import Telemetry, _anisotropy
+
+
+def model_and_batch(length: int = 12, **changes: object) -> tuple[rf.ReLUFormer, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    small = dict(vocab_size=40, width=16, heads=2, encoder_layers=1, decoder_layers=1, slots=24, dropout=0.0)
+    model = rf.ReLUFormer(rf.ModelConfig(**{**small, **changes}))
+    return model, torch.randint(4, 40, (3, length)), torch.randint(4, 40, (3, 9))
+
+
+def test_every_memory_is_watched_when_due() -> None:
+    model, source, target = model_and_batch()
+    telemetry = Telemetry(model, every=10)
+    with telemetry.watch(3):
+        model(source, target)
+    assert telemetry.latest == {}
+    with telemetry.watch(10):
+        model(source, target)
+    assert telemetry.step == 10
+    assert list(telemetry.latest) == [
+        *("encoder.0.attention", "encoder.0.ffn"),
+        *("decoder.0.attention", "decoder.0.cross", "decoder.0.ffn"),
+    ]
+    assert telemetry.latest["encoder.0.attention"].rule == "relu"
+    assert telemetry.latest["encoder.0.ffn"].rule == "relu_plain"
+
+
+def test_figures_equal_those_of_all_rows() -> None:
+    """With at least as many rows as there are, the sample is everything."""
+    model, source, target = model_and_batch()
+    telemetry = Telemetry(model, rows=64)
+    with telemetry.watch(0):
+        output = model(source, target, stats=True)
+    for name, stats in output.reads.items():
+        seen = telemetry.latest[name]
+        live = ~stats.dead
+        for head in range(2):
+            assert seen.zero_fraction[head] == pytest.approx(stats.zero_fraction[:, head].mean().item(), abs=1e-6)
+            assert seen.dead[head] == pytest.approx(stats.dead[:, head].float().mean().item(), abs=1e-6)
+            entropy = stats.entropy[:, head][live[:, head]].mean().item()
+            assert seen.entropy[head] == pytest.approx(entropy, abs=1e-5)
+
+
+def test_padded_rows_do_not_count() -> None:
+    model, source, target = model_and_batch()
+    source_mask = torch.arange(12) < torch.tensor([12, 5, 3])[:, None]
+    target_mask = torch.arange(9) < torch.tensor([9, 2, 4])[:, None]
+    reports = []
+    for garbage in (4, 39):
+        padded_source = source.masked_fill(~source_mask, garbage)
+        padded_target = target.masked_fill(~target_mask, garbage)
+        telemetry = Telemetry(model)
+        with telemetry.watch(0, target_mask=target_mask):
+            model(padded_source, padded_target, source_mask)
+        reports.append({name: seen.to_dict() for name, seen in telemetry.latest.items()})
+    for name, report in reports[0].items():
+        for key, value in report.items():
+            if key in ("output_variance", "residual_variance") and name.startswith("encoder"):
+                continue  # the encoder's FFN is not told which rows are padding
+            if name == "encoder.0.ffn" or (name.startswith("decoder") and key == "anisotropy"):
+                continue
+            assert value == pytest.approx(reports[1][name][key], nan_ok=True), (name, key)
+
+
+def test_dead_rows_by_position() -> None:
+    """Queries that meet only their negation are dead at the first causal position."""
+    model, source, target = model_and_batch()
+    attention = model.decoder[0].attention.layer
+    with torch.no_grad():
+        attention.key_value.weight[:16] = -attention.query.weight  # k = -q: the own slot never fires
+    telemetry = Telemetry(model)
+    with telemetry.watch(0):
+        model(source, target)
+    dead = telemetry.latest["decoder.0.attention"].dead_by_position
+    assert list(dead) == ["0", "1", "2-3", "4-7", "8-15"]
+    assert dead["0"] == 1.0
+
+
+def test_top_mass_and_margin_from_500_slots_on() -> None:
+    model, source, target = model_and_batch(length=600, slots=512)
+    telemetry = Telemetry(model)
+    with telemetry.watch(0):
+        model(source, target)
+    seen = telemetry.latest
+    assert seen["decoder.0.attention"].top_mass is None
+    assert all(0 < mass < 0.5 for mass in seen["encoder.0.attention"].top_mass or [math.nan])
+    assert all(0 < mass < 0.5 for mass in seen["encoder.0.ffn"].top_mass or [math.nan])
+    assert all(share == 1.0 for share in seen["encoder.0.attention"].margin_active)
+
+
+def test_anisotropy_is_the_mean_pairwise_cosine() -> None:
+    values = torch.randn(2, 3, 5, 4, generator=torch.Generator().manual_seed(0))
+    mask = torch.tensor([[True] * 5, [True, True, True, False, False]])
+    expected = []
+    for head in range(3):
+        means = []
+        for item, n in ((0, 5), (1, 3)):
+            unit = torch.nn.functional.normalize(values[item, head, :n], dim=-1)
+            cosines = unit @ unit.T
+            means.append((cosines.sum() - cosines.trace()) / (n * (n - 1)))
+        expected.append(float(sum(means) / 2))
+    assert _anisotropy(values, mask) == pytest.approx(expected, abs=1e-6)
+
+
+def test_watching_changes_neither_result_nor_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, source, target = model_and_batch(
+        encoder_attention="softmax", decoder_attention="softmax", cross_attention="softmax"
+    )
+    calls = []
+    original = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        "reluformer.kernels.sdpa.scaled_dot_product_attention",
+        lambda *args, **options: calls.append(1) or original(*args, **options),
+    )
+    expected = model(source, target).logits
+    telemetry = Telemetry(model)
+    with telemetry.watch(0):
+        watched = model(source, target).logits
+    assert torch.equal(watched, expected)
+    assert len(calls) == 6  # three reads each time, all fused
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_hooks_are_taken_off_after_an_error() -> None:
+    model, source, target = model_and_batch()
+    telemetry = Telemetry(model)
+    with pytest.raises(ArgumentError), telemetry.watch(0):
+        model(source + 1000, target)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_bad_input() -> None:
+    with pytest.raises(ArgumentError, match="at least 1"):
+        Telemetry(model_and_batch()[0], every=0)
