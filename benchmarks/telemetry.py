@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measure import circumstances, interleaved, publish
 
 import reluformer as rf
+from measure import circumstances, interleaved, publish
 from reluformer.telemetry import Telemetry
 
 
