@@ -5,7 +5,7 @@ off again: the steps between pay nothing, and the read itself goes through the s
 path whether it is watched or not.
 
     telemetry = Telemetry(model, every=100)
-    with telemetry.watch(step, target_mask=batch.target_mask):
+    with telemetry.watch(step, source_mask, target_mask):
         output = model(source, target, source_mask)
     telemetry.latest                      # {"encoder.0.attention": ReadTelemetry(...), ...}
 """
@@ -83,8 +83,8 @@ class Telemetry:
         self._sublayers = {name: module for name, module in model.named_modules() if isinstance(module, Sublayer)}
 
     @contextmanager
-    def watch(self, step: int, target_mask: Tensor | None = None) -> Iterator[None]:
-        """Watch the forward pass inside, if `step` is due; target_mask (B, T) is True at tokens."""
+    def watch(self, step: int, source_mask: Tensor | None = None, target_mask: Tensor | None = None) -> Iterator[None]:
+        """Watch the forward pass inside, if `step` is due; the masks (B, T) are True at tokens."""
         if step % self.every:
             yield
             return
@@ -92,7 +92,7 @@ class Telemetry:
         seen = {name: _Seen() for name in self._sublayers}
         handles = []
         for name, sublayer in self._sublayers.items():
-            rows_mask = target_mask if name.startswith("decoder") else None
+            rows_mask = target_mask if "decoder." in name else source_mask
             handles += self._hooks(sublayer, seen[name], rows_mask, generator)
         try:
             yield
@@ -111,9 +111,8 @@ class Telemetry:
     def _hooks(
         self, sublayer: Sublayer, seen: _Seen, rows_mask: Tensor | None, generator: torch.Generator
     ) -> list[torch.utils.hooks.RemovableHandle]:
-        def residual(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            mask = kwargs.get("mask") if rows_mask is None else rows_mask
-            seen.residual_variance = _variance(_some(args[0], mask))
+        def residual(module: nn.Module, args: tuple[Any, ...]) -> None:
+            seen.residual_variance = _variance(_some(args[0], rows_mask))
 
         def output(module: nn.Module, args: tuple[Any, ...], result: tuple[Tensor, Any]) -> None:
             seen.output_variance = _variance(_some(result[0], rows_mask))
@@ -128,7 +127,7 @@ class Telemetry:
 
         layer = sublayer.layer
         handles = [
-            sublayer.register_forward_pre_hook(_without_grad(residual), with_kwargs=True),
+            sublayer.register_forward_pre_hook(_without_grad(residual)),
             layer.register_forward_hook(_without_grad(output)),
         ]
         if isinstance(layer, Attention):
@@ -149,8 +148,6 @@ class Telemetry:
         """Weights of sampled rows against the slots of their own batch items."""
         batch, heads, queries, _ = q.shape
         keys, values, key_mask = slots
-        if rows_mask is None and queries == keys.size(2):
-            rows_mask = key_mask  # self-attention: padded slots are padded queries
         items = torch.randperm(batch, generator=generator)[: max(1, self.rows // 16)].to(q.device)
         uniform = torch.randperm(queries, generator=generator)[:16]
         positions = torch.cat([uniform, _log_spaced(queries)]).to(q.device)
@@ -203,7 +200,7 @@ def _without_grad(hook: Callable[..., None]) -> Callable[..., None]:
 def _some(x: Tensor, mask: Tensor | None) -> Tensor:
     """At most 4 items of (B, T, D), their real rows only: (rows, D)."""
     x = x[:4].detach()
-    return x.reshape(-1, x.size(-1)) if mask is None or mask.shape != x.shape[:2] else x[mask[:4]]
+    return x.reshape(-1, x.size(-1)) if mask is None else x[mask[:4]]
 
 
 def _variance(x: Tensor) -> float:
