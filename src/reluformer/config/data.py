@@ -1,0 +1,202 @@
+"""The configuration of a corpus: where it is, how it is tokenised and cut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from reluformer.config.base import Config
+
+Format = Literal["lines", "jsonl", "tsv", "tmx", "xliff", "po"]
+Split = Literal["train", "valid", "test"]
+
+_FORMAT_BY_SUFFIX: Mapping[str, Format] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".tsv": "tsv",
+    ".tmx": "tmx",
+    ".xlf": "xliff",
+    ".xliff": "xliff",
+    ".po": "po",
+}
+
+
+class EmbeddedOptions(Config):
+    """Documents from the project's own generator: no files, no download."""
+
+    documents: int = Field(default=1000, gt=0)
+    """How many documents."""
+    seed: int = Field(default=0, ge=0)
+    """Another seed gives other documents."""
+    sentences: tuple[int, int] = (4, 12)
+    """Fewest and most sentences of a document."""
+
+    @field_validator("sentences")
+    @classmethod
+    def _ordered(cls, sentences: tuple[int, int]) -> tuple[int, int]:
+        fewest, most = sentences
+        if not 1 <= fewest <= most:
+            raise ValueError("give the fewest and the most sentences, as in [4, 12]")
+        return sentences
+
+
+class CorpusSource(Config):
+    """One split of a corpus: `path`, or the pair `src` and `tgt`, or `embedded`. Files may end in .gz."""
+
+    path: Path | None = None
+    """A file that holds both languages: .jsonl, .tsv, .tmx, .xlf / .xliff or .po."""
+    src: Path | None = None
+    """Source sentences, one a line, aligned with `tgt`."""
+    tgt: Path | None = None
+    """Target sentences, one a line, aligned with `src`."""
+    embedded: EmbeddedOptions | None = None
+    """Generate the corpus instead of reading it."""
+    format: Format | None = None
+    """How `path` is written. Unset: by its name."""
+    documents: Literal["blank_line", "line"] = "blank_line"
+    """Where a document ends: at a blank line (in both files of a pair) or with the file, or
+    after every line. In TMX, XLIFF and PO a unit counts as a line. JSON lines say it themselves."""
+
+    @field_validator("path", "src", "tgt", mode="before")
+    @classmethod
+    def _not_blank(cls, path: Any) -> Any:
+        if isinstance(path, str) and not path.strip():
+            raise ValueError("is empty; name a file")
+        return path
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        pair = self.src is not None or self.tgt is not None
+        if (self.path is not None) + pair + (self.embedded is not None) != 1:
+            raise ValueError("give exactly one of 'path', 'src' with 'tgt', or 'embedded'")
+        if pair and (self.src is None or self.tgt is None):
+            raise ValueError(f"'{'tgt' if self.tgt is None else 'src'}' is missing beside its pair")
+        if self.path is not None:
+            if self.format == "lines":
+                raise ValueError("format 'lines' is a pair of files; give 'src' and 'tgt' instead of 'path'")
+            if self.format is None and _format_by_name(self.path) is None:
+                raise ValueError(
+                    f"cannot tell the format of '{self.path}' by its name; add format: jsonl, tsv, tmx, xliff or po"
+                )
+        elif self.format not in (None, "lines"):
+            raise ValueError(f"format '{self.format}' belongs to one file; give 'path'")
+        return self
+
+    @property
+    def kind(self) -> Format | Literal["embedded"]:
+        """The format that is read, explicit or by name."""
+        if self.embedded is not None:
+            return "embedded"
+        by_name = None if self.path is None else _format_by_name(self.path)
+        return self.format or by_name or "lines"
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What is read from disk; empty for the embedded corpus."""
+        return tuple(file for file in (self.path, self.src, self.tgt) if file is not None)
+
+    def resolved(self) -> Self:
+        """The same with absolute paths, so that it means the same from any directory."""
+        return self.replace(
+            path=self.path and self.path.resolve(),
+            src=self.src and self.src.resolve(),
+            tgt=self.tgt and self.tgt.resolve(),
+        )
+
+
+def _format_by_name(path: Path) -> Format | None:
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] == ".gz":
+        suffixes.pop()
+    return _FORMAT_BY_SUFFIX.get(suffixes[-1]) if suffixes else None
+
+
+class TokenizerConfig(Config):
+    """The joint vocabulary of both languages."""
+
+    kind: Literal["bpe", "unigram"] = "bpe"
+    """Byte-pair encoding or a unigram language model, both over bytes: no text is unknown."""
+    vocab_size: int = Field(default=8000, ge=300, le=2**31 - 1)
+    """Entries aimed at, with the five special ones; a small corpus may give fewer."""
+    sample_sentences: int = Field(default=1_000_000, gt=0)
+    """Sentences to learn from, counted over both languages from the beginning of the train split."""
+    path: Path | None = None
+    """Directory of a finished tokenizer to use as it is; the other options are then ignored."""
+
+
+class SegmentConfig(Config):
+    """How documents are cut into what the model reads at once."""
+
+    segment_tokens: int | Literal["sentence"] = 512
+    """Most tokens of a segment on either side, with separators and end; or 'sentence' for one sentence each."""
+    join_documents: bool = False
+    """Fill a segment with the documents that follow, as long as they fit."""
+    join_across_groups: bool = False
+    """Also join documents of different groups. A group shares its id up to the last '/', as turns of one debate do."""
+
+    @field_validator("segment_tokens", mode="before")
+    @classmethod
+    def _tokens_or_sentence(cls, tokens: Any) -> Any:
+        number = isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 8
+        if not number and tokens != "sentence":
+            raise ValueError("give a number of tokens, at least 8, or 'sentence'")
+        return tokens
+
+    @model_validator(mode="after")
+    def _joins_make_sense(self) -> Self:
+        if self.join_documents and self.segment_tokens == "sentence":
+            raise ValueError("join_documents needs segments longer than a sentence; set segment_tokens to a number")
+        if self.join_across_groups and not self.join_documents:
+            raise ValueError("join_across_groups does nothing without join_documents: true")
+        return self
+
+
+class Limits(Config):
+    """Where a line stops being text and starts being an accident."""
+
+    sentence_characters: int = Field(default=10_000, gt=0)
+    """A longer sentence is skipped and counted."""
+    sentence_tokens: int = Field(default=1024, gt=0)
+    """A sentence longer than this is skipped and counted, where segments are single sentences."""
+    document_sentences: int = Field(default=10_000, gt=0)
+    """More sentences without a document break are an error: most often the breaks are missing."""
+    document_bytes: int = Field(default=2**26, gt=0)
+    """A longer JSON line is an error."""
+
+
+class DataConfig(Config):
+    """Everything that decides which token ids a model is trained on."""
+
+    train: CorpusSource
+    """What is learned from; the tokenizer too."""
+    valid: CorpusSource | None = None
+    """What is looked at while training."""
+    test: CorpusSource | None = None
+    """What is scored at the end."""
+    source_lang: str = Field(default="en", min_length=2)
+    """Language translated from."""
+    target_lang: str = Field(default="de", min_length=2)
+    """Language translated into."""
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    """The vocabulary."""
+    segments: SegmentConfig = SegmentConfig()
+    """How documents are cut."""
+    limits: Limits = Limits()
+    """What is refused."""
+
+    @property
+    def splits(self) -> dict[Split, CorpusSource]:
+        """The splits that are given, in order."""
+        given: dict[Split, CorpusSource | None] = {"train": self.train, "valid": self.valid, "test": self.test}
+        return {name: source for name, source in given.items() if source is not None}
+
+    def resolved(self) -> Self:
+        """The same with absolute paths."""
+        tokenizer = self.tokenizer
+        if tokenizer.path is not None:
+            tokenizer = tokenizer.replace(path=tokenizer.path.resolve())
+        sources = {name: source.resolved() for name, source in self.splits.items()}
+        return self.replace(tokenizer=tokenizer, **sources)

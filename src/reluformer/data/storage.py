@@ -1,0 +1,54 @@
+"""Files that are either whole or absent: written under another name, then renamed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from reluformer.errors import StorageError
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write to; it gets its name only when the block ends well."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with partial.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        raise StorageError(
+            f"{path}: cannot be written: {error.strerror or error}; free some space or choose another directory"
+        ) from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole or not at all."""
+    with whole_file(path) as file:
+        file.write(text.encode("utf-8"))
+
+
+def read_json(path: Path, *, what: str, version: int) -> dict[str, Any]:
+    """A JSON object whose "format" must be `version`."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StorageError(f"{path}: cannot read the {what}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise StorageError(f"{path}: the {what} is damaged; prepare the data again") from None
+    found = values.get("format") if isinstance(values, dict) else None
+    if found != version:
+        raise StorageError(f"{path}: {what} of format {found}, this version reads {version}; prepare the data again")
+    return dict(values)

@@ -1,0 +1,158 @@
+"""The joint vocabulary of both languages: Hugging Face `tokenizers` over bytes.
+
+Every sentence is tokenised with one space in front, which decoding takes away again: the
+first word of a sentence is then the same token as inside it, and decode(encode(x)) == x
+for any text. Special tokens only ever come from their ids, never from text that looks
+like them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from reluformer.config.data import TokenizerConfig
+from reluformer.data.storage import read_json, write_text
+from reluformer.errors import DataError, StorageError
+
+PAD, BEGIN, END, SEPARATOR, UNKNOWN = range(5)
+SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<sep>", "<unk>")
+FORMAT = 1
+_APPENDED_STEP = 1e-4
+_FILE, _METADATA = "tokenizer.json", "tokenizer.meta.json"
+
+
+class Tokenizer:
+    """Sentences to token ids and back. Make one with `train` or `load`."""
+
+    def __init__(self, definition: str, kind: str) -> None:
+        """`definition` is the text of a tokenizer.json; kept as it is, so that its fingerprint stays."""
+        self._definition = definition
+        self.kind = kind
+        self._tokenizer: Any = tokenizers.Tokenizer.from_str(definition)
+        # literal "<sep>" in a sentence stays text; this switch is not part of tokenizer.json
+        self._tokenizer.encode_special_tokens = True
+
+    @classmethod
+    def train(cls, sentences: Iterable[str], config: TokenizerConfig) -> Tokenizer:
+        """Learn a vocabulary from the first `config.sample_sentences` sentences."""
+        sample = iter(islice(sentences, config.sample_sentences))
+        first = next(sample, None)
+        if first is None:
+            raise DataError("no sentences to learn a tokenizer from")
+        tokenizer: Any = tokenizers.Tokenizer(models.BPE() if config.kind == "bpe" else models.Unigram())
+        tokenizer.normalizer = normalizers.Prepend(" ")
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+        tokenizer.train_from_iterator(_chain(first, sample), _trainer(config))
+        definition = tokenizer.to_str(pretty=False)
+        return cls(_in_fixed_order(definition) if config.kind == "unigram" else definition, config.kind)
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries, with the special ones."""
+        return int(self._tokenizer.get_vocab_size())
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the definition: equal for equal tokenizers only."""
+        return hashlib.sha256(self._definition.encode("utf-8")).hexdigest()
+
+    def encode(self, sentence: str) -> list[int]:
+        """Token ids of one sentence, without special tokens."""
+        ids: list[int] = self._tokenizer.encode(sentence, add_special_tokens=False).ids
+        return ids
+
+    def encode_batch(self, sentences: Sequence[str]) -> list[list[int]]:
+        """As `encode` for each, on all cores."""
+        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(sentences, add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of one sentence; special tokens vanish."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        return text
+
+    def decode_sentences(self, ids: Sequence[int]) -> list[str]:
+        """The sentences of a segment: up to the first end token, split at separators."""
+        sentences: list[list[int]] = [[]]
+        for token in ids:
+            if token == END:
+                break
+            if token == SEPARATOR:
+                sentences.append([])
+            else:
+                sentences[-1].append(int(token))
+        return [self.decode(sentence) for sentence in sentences]
+
+    def save(self, directory: str | Path) -> None:
+        """Write tokenizer.json (Hugging Face's format) and its metadata into `directory`."""
+        directory = Path(directory)
+        metadata = {"format": FORMAT, "kind": self.kind, "vocab_size": self.vocab_size, "sha256": self.fingerprint}
+        write_text(directory / _FILE, self._definition)
+        write_text(directory / _METADATA, json.dumps(metadata, indent=2) + "\n")
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Tokenizer:
+        """What `save` wrote; a `StorageError` if it is missing or was changed since."""
+        path = Path(directory) / _FILE
+        metadata = read_json(Path(directory) / _METADATA, what="tokenizer metadata", version=FORMAT)
+        try:
+            definition = path.read_bytes()
+        except OSError as error:
+            raise StorageError(f"{path}: cannot read the tokenizer: {error.strerror}") from None
+        if hashlib.sha256(definition).hexdigest() != metadata.get("sha256"):
+            raise StorageError(f"{path}: damaged, or changed since it was saved; prepare the data again")
+        try:
+            tokenizer = cls(definition.decode("utf-8"), str(metadata.get("kind")))
+        # tokenizers raises a bare Exception for whatever it cannot parse
+        except Exception as error:
+            raise StorageError(f"{path}: not a tokenizer: {error}") from None
+        if tuple(map(tokenizer._tokenizer.id_to_token, range(len(SPECIAL_TOKENS)))) != SPECIAL_TOKENS:
+            raise StorageError(f"{path}: ids 0 to 4 are not {' '.join(SPECIAL_TOKENS)}; it was not made by reluformer")
+        return tokenizer
+
+
+def _chain(first: str, rest: Iterable[str]) -> Iterable[str]:
+    yield first
+    yield from rest
+
+
+def _trainer(config: TokenizerConfig) -> Any:
+    options: dict[str, Any] = {
+        "vocab_size": config.vocab_size,
+        "special_tokens": list(SPECIAL_TOKENS),
+        "initial_alphabet": sorted(pre_tokenizers.ByteLevel.alphabet()),
+        "show_progress": False,
+    }
+    if config.kind == "bpe":
+        return trainers.BpeTrainer(**options, min_frequency=2)
+    return trainers.UnigramTrainer(**options, unk_token=SPECIAL_TOKENS[UNKNOWN])
+
+
+def _in_fixed_order(definition: str) -> str:
+    """A unigram definition without the traces of its trainer's random hash order.
+
+    The trainer adds up scores in that order, so they differ in the last digits; and it
+    appends the bytes it kept no piece for in that order, scored upwards from the lowest
+    score in steps of 1e-4. Here those bytes all get the lowest score.
+    """
+    values = json.loads(definition)
+    vocabulary = values["model"]["vocab"]
+    special, pieces = vocabulary[: len(SPECIAL_TOKENS)], vocabulary[len(SPECIAL_TOKENS) :]
+    lowest = min(score for _, score in pieces)
+
+    def settled(piece: str, score: float) -> float:
+        steps = (score - lowest) / _APPENDED_STEP
+        appended = len(piece) == 1 and steps < 256.5 and abs(steps - round(steps)) < 1e-3
+        return round(lowest if appended else score, 9)
+
+    fixed = sorted(((piece, settled(piece, score)) for piece, score in pieces), key=lambda p: (-p[1], p[0]))
+    values["model"]["vocab"] = [*special, *fixed]
+    return json.dumps(values, ensure_ascii=False)

@@ -1,0 +1,83 @@
+"""The data configuration says at once what does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reluformer.config.data import CorpusSource, DataConfig, EmbeddedOptions, SegmentConfig
+from reluformer.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("a.jsonl", "jsonl"),
+        ("a.jsonl.gz", "jsonl"),
+        ("a.b.TSV", "tsv"),
+        ("a.tmx", "tmx"),
+        ("a.xlf", "xliff"),
+        ("a.xliff.gz", "xliff"),
+        ("a.po", "po"),
+    ],
+)
+def test_the_format_follows_the_name(name: str, kind: str) -> None:
+    assert CorpusSource(path=name).kind == kind
+
+
+def test_an_explicit_format_wins_over_the_name() -> None:
+    assert CorpusSource(path="a.txt", format="tsv").kind == "tsv"
+
+
+def test_a_pair_of_files_is_aligned_lines() -> None:
+    source = CorpusSource(src="a.en", tgt="a.de")
+    assert source.kind == "lines"
+    assert source.files == (Path("a.en"), Path("a.de"))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "exactly one of"),
+        ({"path": "a.tsv", "src": "a", "tgt": "b"}, "exactly one of"),
+        ({"src": "a"}, "'tgt' is missing"),
+        ({"tgt": "a"}, "'src' is missing"),
+        ({"path": "a.txt"}, "cannot tell the format of 'a.txt'"),
+        ({"path": "a.txt", "format": "lines"}, "give 'src' and 'tgt'"),
+        ({"src": "a", "tgt": "b", "format": "tsv"}, "give 'path'"),
+        ({"path": " "}, "'path': is empty"),
+        ({"pth": "a.tsv"}, "did you mean 'path'"),
+    ],
+)
+def test_a_source_that_does_not_fit_is_refused(values: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        CorpusSource(**values)
+
+
+@pytest.mark.parametrize("tokens", [0, 7, True, "document", 12.5])
+def test_segment_tokens_is_a_number_or_sentence(tokens: object) -> None:
+    with pytest.raises(ConfigError, match=r"'segment_tokens': give a number of tokens, at least 8, or 'sentence'"):
+        SegmentConfig(segment_tokens=tokens)
+
+
+def test_joining_needs_segments_longer_than_a_sentence() -> None:
+    with pytest.raises(ConfigError, match="set segment_tokens to a number"):
+        SegmentConfig(segment_tokens="sentence", join_documents=True)
+    with pytest.raises(ConfigError, match="without join_documents"):
+        SegmentConfig(join_across_groups=True)
+
+
+def test_embedded_sentences_are_a_range() -> None:
+    with pytest.raises(ConfigError, match="fewest and the most"):
+        EmbeddedOptions(sentences=(5, 4))
+
+
+def test_resolved_paths_are_absolute_and_survive_json() -> None:
+    config = DataConfig(train={"path": "a.tsv"}, test={"src": "a.en", "tgt": "a.de"}, tokenizer={"path": "tok"})
+    resolved = config.resolved()
+    assert all(file.is_absolute() for source in resolved.splits.values() for file in source.files)
+    assert resolved.tokenizer.path is not None
+    assert resolved.tokenizer.path.is_absolute()
+    assert DataConfig.parse(resolved.model_dump(mode="json"), where="manifest") == resolved
+    assert list(resolved.splits) == ["train", "test"]
