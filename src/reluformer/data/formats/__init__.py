@@ -1,0 +1,71 @@
+"""Documents for translation: sentences out, translations in, the structure as it was.
+
+    text_format = detect("letter.md")
+    sentences, skeleton = text_format.parse(read_text("letter.md"))
+    write_text("brief.md", skeleton.fill(translate(sentences)))
+
+A skeleton filled with its own sentences is the text again, byte for byte, in `plain`,
+`aligned` and `markdown`; the other formats only add to what is there. `skeleton.documents`
+groups the same sentences by document, for models that read across sentences.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from reluformer.data.formats.base import Skeleton, TextFormat, read_text, write_text
+from reluformer.data.formats.catalogues import Catalogue, Po, Tmx, Xliff
+from reluformer.data.formats.corpora import AlignedText, Jsonl, Tsv
+from reluformer.data.formats.markdown import Markdown
+from reluformer.data.formats.plain import PlainText
+from reluformer.data.splitters import Splitter
+from reluformer.errors import UnknownNameError, nearest
+
+_FORMATS: dict[str, type[TextFormat]] = {
+    kind.name: kind for kind in (PlainText, Markdown, AlignedText, Jsonl, Tsv, Tmx, Xliff, Po)
+}
+
+
+def names() -> tuple[str, ...]:
+    """Every format that can be named."""
+    return tuple(_FORMATS)
+
+
+def get(name: str, *, splitter: str | Splitter = "simple", source: str = "en", target: str = "de") -> TextFormat:
+    """A format by its name; it takes of the options what it needs."""
+    if name not in _FORMATS:
+        raise UnknownNameError(f"unknown format '{name}'; {nearest(name, _FORMATS)}")
+    kind = _FORMATS[name]
+    if issubclass(kind, Catalogue):
+        return kind(splitter, source=source, target=target)
+    if issubclass(kind, PlainText | Markdown):
+        return kind(splitter)
+    return kind()
+
+
+def detect(
+    path: str | Path, *, splitter: str | Splitter = "simple", source: str = "en", target: str = "de"
+) -> TextFormat:
+    """The format that the name of a file suggests; plain text where it suggests none."""
+    file_name = Path(path).name.lower()
+    matching = (kind.name for kind in _FORMATS.values() if file_name.endswith(kind.suffixes))
+    return get(next(matching, PlainText.name), splitter=splitter, source=source, target=target)
+
+
+__all__ = [
+    "AlignedText",
+    "Jsonl",
+    "Markdown",
+    "PlainText",
+    "Po",
+    "Skeleton",
+    "TextFormat",
+    "Tmx",
+    "Tsv",
+    "Xliff",
+    "detect",
+    "get",
+    "names",
+    "read_text",
+    "write_text",
+]
