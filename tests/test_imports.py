@@ -13,7 +13,20 @@ SOURCE = Path(__file__).parents[1] / "src" / "reluformer"
 # each may import from those before it
 ORDER = [
     *("errors", "rules", "config", "kernels", "memory", "regularizers", "positions", "layers", "telemetry", "storage"),
-    *("model", "data", "decoding", "scoring", "training", "study", "hub", "server", "conformance", "cli", "__main__"),
+    *(
+        "model",
+        "data",
+        "decoding",
+        "scoring",
+        "training",
+        "study",
+        "demo",
+        "hub",
+        "server",
+        "conformance",
+        "cli",
+        "__main__",
+    ),
 ]
 OPTIONAL = {"matplotlib", "transformers", "fastapi", "triton"}
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from reluformer import rules as rules
     from reluformer.config import ModelConfig as ModelConfig
+    from reluformer.decoding.translator import load as load
     from reluformer.errors import ReluformerError as ReluformerError
     from reluformer.memory import read as read
     from reluformer.model import ReLUFormer as ReLUFormer
@@ -26,19 +27,12 @@ _HOME = {
     "ModelConfig": "reluformer.config",
     "ReLUFormer": "reluformer.model",
     "ReluformerError": "reluformer.errors",
+    "load": "reluformer.decoding.translator",
     "read": "reluformer.memory",
 }
 _MODULES = (
-    "config",
-    "conformance",
-    "errors",
-    "kernels",
-    "layers",
-    "memory",
-    "model",
-    "regularizers",
-    "rules",
-    "telemetry",
+    *("config", "conformance", "data", "decoding", "errors", "kernels", "layers", "memory", "model", "regularizers"),
+    *("rules", "scoring", "study", "telemetry", "training"),
 )
 __all__ = ["__version__", "rules", *_HOME]
 

@@ -122,7 +122,12 @@ class SlotCache:
         for buffer, part in zip(self._buffers, (new.keys, new.values), strict=True):
             buffer[:, :, self.length : needed] = part
         self.length = needed
-        keys, values = (buffer[:, :, :needed] for buffer in self._buffers)
+        return self.slots
+
+    @property
+    def slots(self) -> TokenSlots:
+        """All slots so far."""
+        keys, values = (buffer[:, :, : self.length] for buffer in self._buffers)
         return TokenSlots(keys, values)
 
     def _grow(self, new: TokenSlots, capacity: int) -> None:
@@ -217,12 +222,12 @@ class Attention(nn.Module):
         if rotation is not None:
             q = rotate(q, rotation)
         if self.log_gamma is not None:
-            q = q * self._inverse_gamma().to(q.dtype)
+            q = q * self.inverse_gamma().to(q.dtype)
         read, row_stats = self.read(q, slots, stats)
         joined = read.transpose(1, 2).reshape(batch, length, width)
         return self.output(self.norm(joined)), row_stats
 
-    def _inverse_gamma(self) -> Tensor:
+    def inverse_gamma(self) -> Tensor:
         """gamma as a factor on the queries: activate(s) / gamma = activate(s / gamma^(1/k))."""
         assert self.log_gamma is not None and isinstance(self.read.rule, Pointwise)
         assert self.read.rule.homogeneity is not None

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from reluformer import __version__
-from reluformer.cli import demo, doctor
+from reluformer.cli import demo, doctor, prepare, train
 from reluformer.errors import ReluformerError
 
 app = typer.Typer(
@@ -25,6 +25,8 @@ app = typer.Typer(
     help="ReLU and softmax as two rules of one key-value memory.",
 )
 app.command(name="demo")(demo.demo)
+app.command(name="prepare")(prepare.prepare)
+app.command(name="train")(train.train)
 app.command(name="doctor")(doctor.doctor)
 
 

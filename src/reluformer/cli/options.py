@@ -23,3 +23,7 @@ Plugins = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print figures as JSON.")]
+RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML file, as in configs/.")]
+Overrides = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change one value, as in training.lr=3e-4; repeatable.")
+]

@@ -2,7 +2,18 @@
 
 from reluformer.config.base import Config, load_yaml
 from reluformer.config.data import DataConfig
+from reluformer.config.decoding import DecodingConfig
 from reluformer.config.model import ModelConfig
-from reluformer.config.training import RegularizerConfig
+from reluformer.config.recipe import Recipe
+from reluformer.config.training import RegularizerConfig, TrainingConfig
 
-__all__ = ["Config", "DataConfig", "ModelConfig", "RegularizerConfig", "load_yaml"]
+__all__ = [
+    "Config",
+    "DataConfig",
+    "DecodingConfig",
+    "ModelConfig",
+    "Recipe",
+    "RegularizerConfig",
+    "TrainingConfig",
+    "load_yaml",
+]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
 
 from reluformer.config.base import Config
 
@@ -16,3 +18,82 @@ class RegularizerConfig(Config):
     """Weight of max(H_i - margin log n_i, 0), which makes rows sparser than the margin."""
     margin: float = Field(default=0.7, ge=0)
     """C / log n, the share of the largest possible entropy that costs nothing."""
+
+
+class TrainingConfig(Config):
+    """How a model is trained. One update = `accumulate` batches on each process, one optimiser step."""
+
+    updates: int = Field(default=20_000, gt=0)
+    """Stop after so many updates. The cosine schedule ends here."""
+    max_minutes: float | None = Field(default=None, gt=0)
+    """Stop after so many minutes of training, resumed parts added up. Unset: no limit."""
+
+    tokens_per_batch: int = Field(default=4096, gt=0)
+    """Most cells (rows times longest row, on the longer side) of a batch on each process."""
+    accumulate: int = Field(default=1, gt=0)
+    """Batches whose gradients are added up before an update."""
+    label_smoothing: float = Field(default=0.1, ge=0, lt=1)
+    """Share of the target distribution that is spread over the whole vocabulary."""
+    regularizer: RegularizerConfig | None = None
+    """Applied to every attention. Unset: none; the `reluformer` architecture wants it."""
+
+    lr: float = Field(default=1e-3, gt=0)
+    """Highest learning rate, reached at the end of the warm-up."""
+    schedule: Literal["inverse_sqrt", "cosine", "constant"] = "inverse_sqrt"
+    """How the learning rate falls after the warm-up."""
+    warmup: int = Field(default=1000, ge=0)
+    """Updates over which the learning rate rises linearly from 0."""
+    betas: tuple[float, float] = (0.9, 0.98)
+    """Decay of AdamW's two moments."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    """AdamW's decay of matrices; norms, biases and other vectors are not decayed."""
+    clip: float | None = Field(default=1.0, gt=0)
+    """Largest norm of the whole gradient. Unset: no clipping."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Arithmetic of matrix products; weights stay in float32."""
+    compile: bool = False
+    """Compile the model with torch.compile. Needs a C++ compiler; the first updates take minutes."""
+    device: Literal["auto", "cpu"] = "auto"
+    """The accelerator that is there, or the CPU in any case."""
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    """Decides initial weights, order of the data and dropout."""
+
+    ema_decay: float | None = Field(default=None, gt=0, lt=1)
+    """Validate and keep an exponential moving average of the weights, e.g. 0.999. Unset: none."""
+    average_last: int = Field(default=0, ge=0)
+    """The final model is the mean of this many last checkpoints. 0: none."""
+
+    validate_every: int = Field(default=1000, gt=0)
+    """Updates between two looks at the validation split."""
+    validate_bleu: int = Field(default=0, ge=0)
+    """Validation documents that are also translated and scored each time. 0: none."""
+    patience: int | None = Field(default=None, gt=0)
+    """Stop after so many validations in a row without a lower loss. Unset: never."""
+
+    checkpoint_every: int = Field(default=1000, gt=0)
+    """Updates between two checkpoints."""
+    checkpoint_minutes: float = Field(default=10, gt=0)
+    """Save one also when the last is this old."""
+    keep_checkpoints: int = Field(default=3, gt=0)
+    """Older ones are deleted."""
+    log_every: int = Field(default=50, gt=0)
+    """Updates between two lines of the log."""
+    telemetry_every: int = Field(default=500, gt=0)
+    """Updates between two looks at every memory: variances, zeros, entropy, dead rows."""
+    tensorboard: bool = False
+    """Also write the log for TensorBoard; needs `pip install 'reluformer[tensorboard]'`."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if any(not 0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must lie between 0 and 1, got {list(self.betas)}; [0.9, 0.98] is usual")
+        if self.ema_decay is not None and self.average_last:
+            raise ValueError("ema_decay and average_last both decide the final model; unset one of them")
+        if self.average_last > self.keep_checkpoints:
+            raise ValueError(
+                f"average_last={self.average_last} needs as many checkpoints, keep_checkpoints is "
+                f"{self.keep_checkpoints}; raise it"
+            )
+        if self.schedule == "cosine" and self.warmup >= self.updates:
+            raise ValueError(f"warmup={self.warmup} leaves nothing of updates={self.updates} for the cosine; lower it")
+        return self

@@ -1,0 +1,202 @@
+"""Training speed beside Hugging Face's MarianMTModel: target tokens a second of full steps.
+
+    python benchmarks/training.py                               # a table
+    python benchmarks/training.py --json docs/results/training-speed.json
+
+A step is forward, loss (label smoothing 0.1), backward, clipping and fused AdamW. Every
+model takes one step in turn, round after round, so that a busy machine slows all of them
+alike; the ratios are medians over rounds. `pip install transformers` for the peer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import reluformer
+from reluformer.config import ModelConfig, RegularizerConfig
+from reluformer.config.training import TrainingConfig
+from reluformer.model import ReLUFormer
+from reluformer.training.objective import Objective
+from reluformer.training.optimizer import Optimizer, adamw
+
+Step = Callable[[Tensor, Tensor, Tensor], float]
+SIZES = dict(vocab_size=8000, width=256, heads=4, encoder_layers=3, decoder_layers=3, slots=1024, dropout=0.1)
+PEER = "marian"
+
+
+def ours(architecture: str, config: TrainingConfig) -> Step:
+    """A step as the training loop takes it."""
+    torch.manual_seed(0)
+    model = ReLUFormer(ModelConfig.preset("tiny", architecture, **SIZES))
+    optimizer = Optimizer(config, Objective(model, config.label_smoothing, config.regularizer), Accelerator(cpu=True))
+
+    def step(source: Tensor, target_in: Tensor, target_out: Tensor) -> float:
+        sums = optimizer.wrapped(source, target_in, target_out)
+        loss = sums.smoothed / target_out.numel()
+        if sums.regularizer is not None:
+            loss = loss + sums.regularizer.loss(config.regularizer)
+        loss.backward()
+        optimizer.step(config.lr)
+        optimizer.clear()
+        return float(loss.detach())
+
+    return step
+
+
+def marian(config: TrainingConfig) -> Step:
+    """The same sizes, loss, clipping and optimiser with Hugging Face's model."""
+    from transformers import MarianConfig, MarianMTModel
+
+    torch.manual_seed(0)
+    model: nn.Module = MarianMTModel(
+        MarianConfig(
+            vocab_size=SIZES["vocab_size"],
+            d_model=SIZES["width"],
+            encoder_layers=SIZES["encoder_layers"],
+            decoder_layers=SIZES["decoder_layers"],
+            encoder_attention_heads=SIZES["heads"],
+            decoder_attention_heads=SIZES["heads"],
+            encoder_ffn_dim=SIZES["slots"],
+            decoder_ffn_dim=SIZES["slots"],
+            dropout=SIZES["dropout"],
+            activation_function="relu",
+            max_position_embeddings=4096,
+            scale_embedding=True,
+            pad_token_id=0,
+            decoder_start_token_id=1,
+            attn_implementation="sdpa",
+        )
+    )
+    model.train()
+    optimizer = adamw(model, config)
+
+    def step(source: Tensor, target_in: Tensor, target_out: Tensor) -> float:
+        logits = model(input_ids=source, decoder_input_ids=target_in, use_cache=False).logits
+        loss = F.cross_entropy(
+            logits.view(-1, logits.size(-1)), target_out.view(-1), label_smoothing=config.label_smoothing
+        )
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), config.clip, foreach=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return float(loss.detach())
+
+    return step
+
+
+def contestants() -> dict[str, Step]:
+    config = TrainingConfig(label_smoothing=0.1, clip=1.0, lr=1e-4, device="cpu")
+    steps: dict[str, Step] = {}
+    try:
+        steps[PEER] = marian(config)
+    except ImportError:
+        print("transformers is not installed, so there is no peer; pip install transformers", file=sys.stderr)
+    steps["transformer"] = ours("transformer", config)
+    steps["reluformer"] = ours("reluformer", config)
+    steps["reluformer+regularizer"] = ours("reluformer", config.replace(regularizer=RegularizerConfig()))
+    return steps
+
+
+def measure(steps: dict[str, Step], length: int, tokens: int, rounds: int) -> dict[str, Any]:
+    """Every model by turns on the same batches; the first round warms up."""
+    torch.manual_seed(length)
+    shape = (max(1, tokens // length), length)
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(rounds + 1):
+        batch = [torch.randint(5, SIZES["vocab_size"], shape) for _ in range(3)]
+        for name, step in steps.items():
+            gc.collect()
+            began = time.perf_counter()
+            step(*batch)
+            if turn:
+                seconds[name].append(time.perf_counter() - began)
+    cell: dict[str, Any] = {"length": length, "rows": shape[0], "target_tokens": shape[0] * length, "models": {}}
+    for name, taken in seconds.items():
+        figures = {
+            "tokens_per_second": round(shape[0] * length / statistics.median(taken), 1),
+            "seconds": [round(value, 4) for value in taken],
+        }
+        if PEER in seconds:
+            ratios = [peer / own for peer, own in zip(seconds[PEER], taken, strict=True)]
+            figures["ratio_to_marian"] = round(statistics.median(ratios), 3)
+        cell["models"][name] = figures
+    return cell
+
+
+def surroundings() -> dict[str, Any]:
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    try:
+        import transformers
+
+        peer = transformers.__version__
+    except ImportError:
+        peer = None
+    return {
+        "commit": commit,
+        "reluformer": reluformer.__version__,
+        "torch": torch.__version__,
+        "transformers": peer,
+        "python": platform.python_version(),
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load": [round(value, 2) for value in os.getloadavg()],
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", nargs="?", const="-", help="write the figures to this file, or print them")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[64, 512, 1024, 2048])
+    parser.add_argument("--tokens", type=int, default=4096, help="target tokens of a batch")
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    steps = contestants()
+    cells = []
+    for length in arguments.lengths:
+        cells.append(measure(steps, length, arguments.tokens, arguments.rounds))
+        figures = cells[-1]["models"]
+        row = "  ".join(
+            f"{name} {f['tokens_per_second']:>8,.0f} ({f.get('ratio_to_marian', float('nan')):.2f})"
+            for name, f in figures.items()
+        )
+        print(f"length {length:>5}  {row}", file=sys.stderr)
+    result = {
+        "what": "target tokens a second in training; in brackets the ratio to MarianMTModel (sdpa)",
+        "model": SIZES,
+        "step": "forward, label-smoothed loss, backward, clip, fused AdamW; no padding; fp32",
+        **surroundings(),
+        "cells": cells,
+    }
+    if arguments.json == "-":
+        print(json.dumps(result, indent=2))
+    elif arguments.json:
+        Path(arguments.json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

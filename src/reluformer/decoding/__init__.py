@@ -1,0 +1,10 @@
+"""From a model to translations.
+
+reads, stepper        the decoder, one position at a time, for many beams of a source
+candidates, outline   the best next tokens, and those that a target's outline forbids
+search                beam search
+forced                scores of translations that are given
+documents             documents of any length
+translator            text in, text out
+inspection            which source words each output word read
+"""

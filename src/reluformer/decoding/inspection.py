@@ -1,0 +1,105 @@
+"""What each output token read of the source: the weights of cross attention.
+
+A weight of a sparse rule that is zero is exactly zero, and only the others are listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reluformer import memory
+from reluformer.data.tokenizer import BEGIN
+from reluformer.decoding.stepper import evaluating
+from reluformer.errors import ArgumentError
+from reluformer.layers import Attention, Block, TokenRead, TokenSlots
+from reluformer.model import ReLUFormer
+
+Row = tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class HeadReads:
+    """The reads of one head of cross attention."""
+
+    layer: int
+    head: int
+    rows: tuple[Row, ...]
+    """For each target token the (place in the source, weight) of all that its prediction read."""
+
+
+@dataclass(frozen=True)
+class ReadMap:
+    """The reads of a document and its translation, as plain data."""
+
+    source: tuple[int, ...]
+    target: tuple[int, ...]
+    heads: tuple[HeadReads, ...]
+
+    @property
+    def zero_fraction(self) -> float:
+        """Share of all weights that are exactly zero."""
+        weights = len(self.heads) * len(self.source) * len(self.target)
+        listed = sum(len(row) for head in self.heads for row in head.rows)
+        return 1 - listed / weights if weights else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {**asdict(self), "zero_fraction": self.zero_fraction}
+
+
+@torch.inference_mode()
+def read_map(
+    model: ReLUFormer, source: Sequence[int], target: Sequence[int], layer: int | None = None, head: int | None = None
+) -> ReadMap:
+    """What was read to predict each token of `target` (with its end) from `source` (with its end).
+
+    `layer` and `head` choose one of each, counted from 0; None = all.
+    """
+    layers = _chosen("layer", layer, model.config.decoder_layers)
+    heads = _chosen("head", head, model.config.heads)
+    if not source or not target:
+        raise ArgumentError("source and target need at least their end token")
+    weights: list[Tensor] = []
+
+    def keep(module: TokenRead, given: tuple[Tensor, TokenSlots, bool], output: object) -> None:
+        q, slots, *_ = given
+        dense, _ = memory.weights(q, slots.keys, module.rule, module.causal, slots.mask)
+        weights.append(dense[0])
+
+    hooks = [_cross_read(block).register_forward_hook(keep) for block in model.decoder if isinstance(block, Block)]
+    device = model.output_embedding.weight.device
+    try:
+        with evaluating(model):
+            model(torch.tensor([source], device=device), torch.tensor([[BEGIN, *target[:-1]]], device=device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    reads = (HeadReads(i, h, _sparse(weights[i][h])) for i in layers for h in heads)
+    return ReadMap(tuple(source), tuple(target), tuple(reads))
+
+
+def _cross_read(block: Block) -> TokenRead:
+    assert block.cross is not None and isinstance(block.cross.layer, Attention)
+    return block.cross.layer.read
+
+
+def _sparse(weights: Tensor) -> tuple[Row, ...]:
+    """(T, S) -> the places and values that are not zero, row by row."""
+    rows: list[list[tuple[int, float]]] = [[] for _ in range(weights.size(0))]
+    places = weights.nonzero()
+    for (row, place), value in zip(places.tolist(), weights[places[:, 0], places[:, 1]].tolist(), strict=True):
+        rows[row].append((place, value))
+    return tuple(map(tuple, rows))
+
+
+def _chosen(name: str, number: int | None, count: int) -> range:
+    if number is None:
+        return range(count)
+    if not 0 <= number < count:
+        raise ArgumentError(f"{name} {number} does not exist; the model has {name}s 0 to {count - 1}")
+    return range(number, number + 1)

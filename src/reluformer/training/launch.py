@@ -1,0 +1,304 @@
+"""`train`: from a recipe and a directory to a trained model.
+
+    result = train(recipe, "runs/demo")
+
+Started again after an interruption of any kind, it goes on where the last checkpoint stands.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+
+from reluformer import storage
+from reluformer.config.recipe import Recipe
+from reluformer.config.training import TrainingConfig
+from reluformer.data.prepare import prepare
+from reluformer.data.prepared import PreparedCorpus
+from reluformer.data.tokenizer import Tokenizer
+from reluformer.errors import ArgumentError, ConfigError, ReluformerError, StorageError
+from reluformer.model import ReLUFormer
+from reluformer.training import progress as shown
+from reluformer.training.averaging import mean_of
+from reluformer.training.feed import Feed, ValidationFeed
+from reluformer.training.loop import DivergedError, Evaluate, Trainer
+from reluformer.training.objective import Objective
+from reluformer.training.processes import Processes
+from reluformer.training.progress import SilentProgress, TrainingProgress
+from reluformer.training.run import RunDirectory
+from reluformer.training.tensorboard import tensorboard_listener
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """How a training ended."""
+
+    directory: str
+    status: Literal["finished", "interrupted"]
+    reason: str
+    """Why it stopped: updates, max_minutes, patience or interrupted."""
+    step: int
+    weights: str | None
+    """What the saved model is: best, last, ema, or the average of some checkpoints. None when interrupted."""
+    best_loss: float | None
+    """Lowest validation loss, nats a token."""
+    best_step: int
+    tokens: float
+    """Target tokens seen."""
+    seconds: float
+    tokens_per_second: float
+    padding: float
+    """Share of padding in the batches of an epoch."""
+    parameters: int
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self)
+
+
+def train(
+    recipe: Recipe,
+    directory: str | Path,
+    *,
+    init_from: str | Path | None = None,
+    resume: bool = True,
+    progress: TrainingProgress | None = None,
+    evaluate: Evaluate | None = None,
+    prepared: str | Path | None = None,
+) -> TrainingResult:
+    """Train the model of `recipe` in `directory`, or go on with the training found there.
+
+    init_from: a saved model to start from, with the same tokenizer. evaluate: called at
+    each validation. prepared: where the prepared corpus is or goes, `directory`/data unless
+    given. Ctrl-C ends the update, saves, and returns a result with status "interrupted";
+    a loss that is not finite raises `DivergedError`.
+    """
+    if recipe.training.validate_bleu and evaluate is None:
+        raise ArgumentError(
+            f"training.validate_bleu={recipe.training.validate_bleu}, but train() was given no function to translate "
+            "and score with; pass evaluate=, or set validate_bleu to 0"
+        )
+    recipe = recipe.replace(data=recipe.data.resolved())
+    run = RunDirectory(directory)
+    accelerator = _accelerator(recipe.training)
+    main = accelerator.is_main_process
+    progress = (progress or shown.for_terminal()) if main else SilentProgress()
+    try:
+        with run.alone() if main else nullcontext():
+            if Processes(accelerator).any(main and resume and _is_finished(run, recipe))[0]:
+                return TrainingResult(**run.status["result"])
+            going_on = _open(run, recipe, resume) if main else False
+            accelerator.wait_for_everyone()
+            trainer, corpus = _trainer(recipe, run, accelerator, progress, evaluate, prepared)
+            _start(trainer, run, init_from, corpus.tokenizer, going_on)
+            return _run(trainer, run, corpus.tokenizer)
+    finally:
+        progress.close()
+
+
+def _accelerator(config: TrainingConfig) -> Accelerator:
+    AcceleratorState._reset_state(True)  # else an earlier training in this process decides the precision
+    precision = "no" if config.precision == "fp32" else config.precision
+    try:
+        accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision=precision)
+    except ValueError as error:
+        raise ConfigError(f"training.precision={config.precision}: {error}") from None
+    if config.precision == "fp16" and accelerator.device.type == "cpu":
+        raise ConfigError("training.precision=fp16 needs a GPU; on a CPU use bf16 or fp32")
+    return accelerator
+
+
+def _is_finished(run: RunDirectory, recipe: Recipe) -> bool:
+    """Whether there is nothing left to do: a finished run with these very limits."""
+    if not run.exists or run.status.get("status") != "finished" or run.recipe().training != recipe.training:
+        return False
+    run.check_continues(recipe)
+    return True
+
+
+def _open(run: RunDirectory, recipe: Recipe, resume: bool) -> bool:
+    """Make the directory ready; whether it holds a run that may go on."""
+    going_on = resume and run.exists
+    if going_on:
+        run.check_continues(recipe)
+        if run.status.get("status") == "diverged":
+            raise StorageError(
+                f"{run.path}: this run diverged and would do so again: {run.status.get('message')}. Start the changed "
+                "recipe in a new directory, or here without resuming"
+            )
+        run.withdraw_model()
+        run.set_recipe(recipe)
+    else:
+        run.begin(recipe)
+    run.set_status("running")
+    return going_on
+
+
+def _trainer(
+    recipe: Recipe,
+    run: RunDirectory,
+    accelerator: Accelerator,
+    progress: TrainingProgress,
+    evaluate: Evaluate | None,
+    prepared: str | Path | None,
+) -> tuple[Trainer, PreparedCorpus]:
+    config = recipe.training
+    data = run.path / "data" if prepared is None else Path(prepared)
+    if accelerator.is_main_process:
+        progress.message(f"preparing the corpus in {data}, unless it is there already")
+        prepare(recipe.data, data)
+    accelerator.wait_for_everyone()
+    corpus = PreparedCorpus(data)
+    rank, world = accelerator.process_index, accelerator.num_processes
+    feed = Feed(corpus.store("train"), config, rank, world)
+    validation = None
+    if recipe.data.valid is not None:
+        validation = ValidationFeed(corpus.store("valid"), config.tokens_per_batch, rank, world)
+    torch.manual_seed(config.seed)
+    model = ReLUFormer(recipe.model_config_for(corpus.tokenizer.vocab_size))
+    objective = Objective(model, config.label_smoothing, config.regularizer)
+    trainer = Trainer(config, objective, accelerator, feed, validation, run, progress, evaluate)
+    if config.tensorboard and accelerator.is_main_process:
+        trainer.listeners.append(tensorboard_listener(run.path / "tensorboard"))
+    return trainer, corpus
+
+
+def _start(
+    trainer: Trainer, run: RunDirectory, init_from: str | Path | None, tokenizer: Tokenizer, going_on: bool
+) -> None:
+    """The state to begin with: the newest good checkpoint, given weights, or random ones."""
+    checkpoint, problems = run.checkpoints.newest()
+    for problem in problems:
+        trainer.progress.message(f"skipped a checkpoint: {problem}")
+    trainer.processes.wait()
+    if checkpoint is not None:
+        trainer.restore(checkpoint)
+        trainer.progress.message(f"going on after update {checkpoint.step}")
+    elif init_from is not None:
+        _load_initial(trainer, Path(init_from), tokenizer)
+    if trainer.processes.is_main:
+        run.checkpoints.drop_after(trainer.state.step)
+        if going_on:
+            run.log.cut_after(trainer.state.step if checkpoint is not None else -1)
+        if checkpoint is None:
+            padding = trainer.feed.plan.padding
+            run.log.append("start", 0, padding=padding, updates_per_epoch=trainer.feed.updates_per_epoch)
+            trainer.progress.message(f"batches hold {padding:.1%} padding")
+    trainer.processes.wait()
+
+
+def _load_initial(trainer: Trainer, directory: Path, tokenizer: Tokenizer) -> None:
+    storage.load_config(directory)  # says what the directory is, if it is no model
+    if Tokenizer.load(directory).fingerprint != tokenizer.fingerprint:
+        raise ConfigError(
+            f"--init-from {directory}: that model has another tokenizer than this corpus was prepared with; "
+            f"set data.tokenizer.path: {directory}"
+        )
+    initial = ReLUFormer(trainer.model.config)
+    try:
+        storage.load_weights(directory, initial)
+    except StorageError as error:
+        raise ConfigError(f"--init-from: {error}; give the section 'model' the sizes of that model") from None
+    trainer.processes.fill(dict(trainer.model.named_parameters()), dict(initial.named_parameters()))
+    if trainer.average is not None:
+        trainer.average.reset()
+
+
+def _run(trainer: Trainer, run: RunDirectory, tokenizer: Tokenizer) -> TrainingResult:
+    main = trainer.processes.is_main
+    try:
+        with _graceful_signals(trainer):
+            reason = trainer.train()
+    except DivergedError as error:
+        if main:
+            run.log.append("end", trainer.state.step, status="diverged", layer=error.layer, rule=error.rule)
+            run.set_status("diverged", message=str(error), step=error.step, layer=error.layer, rule=error.rule)
+        raise
+    except (ReluformerError, KeyboardInterrupt) as error:
+        if main:
+            run.set_status("interrupted", message=str(error) or type(error).__name__, step=trainer.state.step)
+        raise
+    weights = None if reason == "interrupted" else _save_model(trainer, run, tokenizer)
+    result = _result(trainer, run, reason, weights)
+    if main:
+        run.log.append("end", result.step, status=result.status, reason=reason, weights=weights)
+        run.set_status(result.status, reason=reason, step=result.step, result=result.to_json())
+        if result.status == "interrupted":
+            trainer.progress.message(
+                f"interrupted after update {result.step}, everything is saved; the same command goes on from there"
+            )
+    trainer.processes.wait()
+    return result
+
+
+def _result(trainer: Trainer, run: RunDirectory, reason: str, weights: str | None) -> TrainingResult:
+    state = trainer.state
+    return TrainingResult(
+        directory=str(run.path),
+        status="interrupted" if weights is None else "finished",
+        reason=reason,
+        step=state.step,
+        weights=weights,
+        best_loss=state.best_loss,
+        best_step=state.best_step,
+        tokens=state.tokens,
+        seconds=round(state.seconds, 3),
+        tokens_per_second=round(state.tokens / max(state.seconds, 1e-9), 1),
+        padding=trainer.feed.plan.padding,
+        parameters=sum(p.numel() for p in trainer.model.parameters()),
+    )
+
+
+def _save_model(trainer: Trainer, run: RunDirectory, tokenizer: Tokenizer) -> str:
+    """The final weights into the run's directory, the configuration last; what they are."""
+    config, kind = trainer.config, "last"
+    with trainer.average.in_place() if trainer.average is not None else nullcontext():
+        weights: Mapping[str, torch.Tensor] = trainer.processes.whole(dict(trainer.model.named_parameters()))
+    if trainer.average is not None:
+        kind = "ema"
+    if config.average_last:
+        steps = run.checkpoints.steps()[-config.average_last :]
+        weights, kind = (
+            mean_of(run.checkpoints.read(step).tensors["model"] for step in steps),
+            f"average of {len(steps)}",
+        )
+    elif trainer.state.best_step and run.best_step == trainer.state.best_step:
+        best = ReLUFormer.load(run.best)
+        weights, kind = {name: weight.detach() for name, weight in best.named_parameters()}, "best"
+    if trainer.processes.is_main:
+        tokenizer.save(run.path)
+        storage.save(run.path, trainer.model.config, weights)
+    trainer.processes.wait()
+    return kind
+
+
+@contextmanager
+def _graceful_signals(trainer: Trainer) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM asks for the end of the update; the second one ends at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        trainer.stop_requested = True
+        trainer.progress.message("stopping after this update; once more to stop at once, without saving")
+        signal.signal(number, before[number])
+
+    for number in before:
+        signal.signal(number, ask)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

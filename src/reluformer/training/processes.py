@@ -1,0 +1,70 @@
+"""What the processes of a training tell each other; nothing at all when there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+
+class Processes:
+    """A thin view of an `Accelerator`."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.accelerator = accelerator
+        self.rank: int = accelerator.process_index
+        self.world: int = accelerator.num_processes
+        self.device: torch.device = accelerator.device
+        self.is_main: bool = accelerator.is_main_process
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Element by element over all processes, in float64."""
+        if self.world == 1:
+            return [float(value) for value in values]
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor)
+        return list(tensor.tolist())
+
+    def any(self, *flags: bool) -> list[bool]:
+        """Whether any process raised each flag."""
+        return [count > 0 for count in self.sum([float(flag) for flag in flags])]
+
+    def wait(self) -> None:
+        """Until all processes are here."""
+        if self.world > 1:
+            self.accelerator.wait_for_everyone()
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors that may be sharded over processes (FSDP), in one piece on the CPU."""
+        return {name: _whole(tensor.detach()) for name, tensor in tensors.items()}
+
+    def regather(self, module: nn.Module) -> None:
+        """Forget gathered weights (FSDP): their shards were written to behind its back."""
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+    def sharded(self, module: nn.Module) -> bool:
+        """Whether each process holds only a part of the weights."""
+        return isinstance(module, FSDPModule)
+
+    @torch.no_grad()
+    def fill(self, tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+        """Copy `values` into tensors of the same names, each process its shard."""
+        for name, tensor in tensors.items():
+            tensor.copy_(self.like(tensor, values[name]))
+
+    def like(self, tensor: Tensor, value: Tensor) -> Tensor:
+        """`value` on the device of `tensor` and, if that is sharded, sharded like it."""
+        value = value.to(tensor.device)
+        if isinstance(tensor, DTensor):
+            return distribute_tensor(value, tensor.device_mesh, tensor.placements)
+        return value
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu()

@@ -1,0 +1,118 @@
+"""The counters that training carries from one update to the next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from reluformer.config.training import RegularizerConfig
+from reluformer.data.batches import Batch
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Sums over the updates since the last line of the log, of all processes."""
+
+    smoothed: float = 0.0
+    plain: float = 0.0
+    normalization: float = 0.0
+    entropy: float = 0.0
+    live: float = 0.0
+    dead: float = 0.0
+    active: float = 0.0
+    tokens: float = 0.0
+    cells: int = 0
+    """Places in the batches of this process, both sides; `filled` of them hold tokens."""
+    filled: int = 0
+    updates: int = 0
+    gradient_norm: float = 0.0
+    """Sum over updates."""
+    since: float = 0.0
+    """Seconds of training at the beginning."""
+
+    @classmethod
+    def from_sums(cls, sums: Sequence[float], tokens: float, batches: Sequence[Batch]) -> Interval:
+        """One update, from its sums in the order of the fields."""
+        smoothed, plain, *rows = sums
+        normalization, entropy, live, dead, active = rows or [0.0] * 5
+        cells = sum(batch.source.numel() + batch.target_in.numel() for batch in batches)
+        padded = sum(_padding(mask) for batch in batches for mask in (batch.source_mask, batch.target_mask))
+        return cls(
+            smoothed, plain, normalization, entropy, live, dead, active, tokens, cells=cells, filled=cells - padded
+        )
+
+    @property
+    def loss(self) -> float:
+        """Smoothed cross entropy a token."""
+        return self.smoothed / self.tokens
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.smoothed) and math.isfinite(self.normalization) and math.isfinite(self.entropy)
+
+    @property
+    def rows(self) -> dict[str, float]:
+        """Shares of dead rows and of rows beyond the entropy margin, where rows are looked at."""
+        total = self.live + self.dead
+        return {"dead": self.dead / total, "diffuse": self.active / max(self.live, 1)} if total else {}
+
+    def with_update(self, update: Interval, gradient_norm: float) -> Interval:
+        """These updates and one more."""
+        values = asdict(self)
+        for name, value in asdict(update).items():
+            values[name] += value
+        return Interval(
+            **{
+                **values,
+                "updates": self.updates + 1,
+                "gradient_norm": self.gradient_norm + gradient_norm,
+                "since": self.since,
+            }
+        )
+
+    def summary(self, regularizer: RegularizerConfig | None) -> dict[str, Any]:
+        """Means, as they are logged."""
+        values: dict[str, Any] = {
+            "loss": self.loss,
+            "nll": self.plain / self.tokens,
+            "grad_norm": self.gradient_norm / max(self.updates, 1),
+            "tokens": int(self.tokens),
+            "padding": 1 - self.filled / self.cells if self.cells else 0.0,
+        }
+        if regularizer is not None:
+            live = max(self.live, 1.0)
+            means = {"normalization": self.normalization / live, "entropy": self.entropy / live}
+            weighted = regularizer.normalization * means["normalization"] + regularizer.entropy * means["entropy"]
+            values["regularizer"] = {"loss": weighted, **means, **self.rows}
+        return values
+
+
+def _padding(mask: Any) -> int:
+    return 0 if mask is None else mask.numel() - int(mask.sum())
+
+
+@dataclass
+class TrainingState:
+    """After `step` updates."""
+
+    step: int = 0
+    tokens: float = 0.0
+    """Target tokens seen."""
+    seconds: float = 0.0
+    """Of training, resumed parts added up."""
+    best_loss: float | None = None
+    """Lowest validation loss; None before the first."""
+    best_step: int = 0
+    stale: int = 0
+    """Validations since the best one."""
+    interval: Interval = field(default_factory=Interval)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data; floats survive JSON exactly."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> TrainingState:
+        return cls(**{**values, "interval": Interval(**values["interval"])})

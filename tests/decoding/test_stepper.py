@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from reluformer import rules
+from reluformer.decoding.stepper import Stepper
+
+RULES = [*rules.names(), {"name": "relu", "learn_gamma": True, "gamma": 2.0}, {"name": "relu2", "learn_gamma": True}]
+
+
+def _rule_id(rule):
+    return rule if isinstance(rule, str) else f"{rule['name']}-gamma"
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("rule", RULES, ids=_rule_id)
+def test_a_step_equals_the_model_on_the_whole_prefix(make_model, rule, norm, positions):
+    model = make_model(
+        decoder_attention=rule, cross_attention=rule, encoder_attention=rule, ffn=rule, norm=norm, positions=positions
+    )
+    _check_against_decode(model, widths=(4, 4, 2, 4))
+
+
+@pytest.mark.parametrize("rule", ["relu", "softmax", "sparsemax"])
+def test_one_beam_needs_no_table_of_ancestors(make_model, rule):
+    _check_against_decode(make_model(decoder_attention=rule, cross_attention=rule), widths=(1, 1, 1))
+
+
+def test_positions_have_no_end(make_model):
+    _check_against_decode(make_model(), widths=(2,), prefix_length=300)
+
+
+def test_a_rule_of_a_users_own_that_changes_relu_is_not_taken_for_relu(make_model):
+    class Leaky(rules.ReluPlain):
+        def activate(self, scores, n):
+            return torch.where(scores > 0, scores, 0.1 * scores)
+
+    rule = Leaky()
+    _check_against_decode(make_model(decoder_attention=rule, cross_attention=rule, ffn=rule), widths=(3, 3))
+
+
+def _check_against_decode(model, widths, prefix_length=2):
+    generator = torch.Generator().manual_seed(1)
+
+    def tokens(*shape):
+        return torch.randint(3, 9, shape, generator=generator)
+
+    mask = torch.arange(5) < torch.tensor([[5], [3], [1]])
+    prefix = tokens(3, prefix_length)
+    with torch.inference_mode():
+        encoded = model.encode(tokens(3, 5), mask)
+        stepper = Stepper(model)
+        states, beams = stepper.start(encoded, prefix)
+        torch.testing.assert_close(states, model.decode(prefix, encoded)[0][:, -1])
+        width = 1
+        for new_width in widths:
+            parents = torch.randint(0, width, (3, new_width), generator=generator)
+            parents = (parents + width * torch.arange(3)[:, None]).flatten()
+            newest = tokens(3 * new_width)
+            states = stepper.step(newest, parents, beams)
+            prefix, width = torch.cat([prefix[parents], newest[:, None]], 1), new_width
+            repeated = encoded._replace(
+                states=encoded.states.repeat_interleave(width, 0), mask=mask.repeat_interleave(width, 0)
+            )
+            torch.testing.assert_close(states, model.decode(prefix, repeated)[0][:, -1], rtol=1e-6, atol=1e-6)
+
+
+def test_sources_can_leave_the_batch(make_model):
+    model = make_model(cross_attention="entmax15")
+    source, mask = torch.randint(3, 9, (4, 5)), torch.arange(5) < torch.tensor([[5], [3], [1], [4]])
+    kept = torch.tensor([3, 1])
+    with torch.inference_mode():
+        stepper = Stepper(model)
+        prefix = torch.full((4, 1), 1)
+        _, all_beams = stepper.start(model.encode(source, mask), prefix)
+        _, few_beams = stepper.start(model.encode(source[kept], mask[kept]), prefix[kept])
+        first = torch.tensor([5, 6]).repeat(4)
+        stepper.step(first, torch.arange(4).repeat_interleave(2), all_beams)
+        stepper.step(first[:4], torch.arange(2).repeat_interleave(2), few_beams)
+        all_beams.select(kept)
+        tokens, parents = torch.tensor([5, 6, 7, 8]), torch.tensor([1, 0, 3, 3])
+        torch.testing.assert_close(stepper.step(tokens, parents, all_beams), stepper.step(tokens, parents, few_beams))

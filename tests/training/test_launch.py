@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from reluformer import storage
+from reluformer.config.recipe import Recipe
+from reluformer.data.tokenizer import Tokenizer
+from reluformer.errors import ArgumentError, ConfigError, StorageError
+from reluformer.model import ReLUFormer
+from reluformer.training import checkpoint as checkpoint_module
+from reluformer.training import train
+from reluformer.training.progress import SilentProgress
+from reluformer.training.run import RunDirectory
+
+
+def run(recipe: Recipe, directory: Path, prepared: Path | None, **options: Any) -> Any:
+    return train(recipe, directory, prepared=prepared, progress=SilentProgress(), **options)
+
+
+def test_a_finished_run_is_left_alone(make_recipe: Any, prepared: Path, tmp_path: Path) -> None:
+    first = run(make_recipe(updates=2), tmp_path / "run", prepared)
+    before = (tmp_path / "run" / storage.WEIGHTS).stat().st_mtime_ns
+    assert run(make_recipe(updates=2), tmp_path / "run", prepared) == first
+    assert (tmp_path / "run" / storage.WEIGHTS).stat().st_mtime_ns == before
+
+
+def test_a_finished_run_can_be_made_longer(make_recipe: Any, prepared: Path, tmp_path: Path) -> None:
+    data = {"valid": None}  # else the end of the shorter run is validated too, and a longer one has no such look
+    run(make_recipe(data=data, updates=4), tmp_path / "longer", prepared)
+    result = run(make_recipe(data=data, updates=8), tmp_path / "longer", prepared)
+    run(make_recipe(data=data, updates=8), tmp_path / "at once", prepared)
+    assert (result.step, result.weights, result.best_loss) == (8, "last", None)
+    longer, at_once = (
+        [event["loss"] for event in RunDirectory(tmp_path / name).log.events("train")] for name in ("longer", "at once")
+    )
+    assert longer == at_once
+
+
+def test_without_resuming_a_run_starts_anew(make_recipe: Any, prepared: Path, tmp_path: Path) -> None:
+    run(make_recipe(updates=4), tmp_path, prepared)
+    assert run(make_recipe(updates=2, lr=0.1), tmp_path, prepared, resume=False).step == 2
+
+
+def test_starts_from_the_weights_of_another_run(make_recipe: Any, prepared: Path, tmp_path: Path) -> None:
+    run(make_recipe(updates=3), tmp_path / "first", prepared)
+    recipe = make_recipe(updates=1, lr=1e-30, weight_decay=0.0, model={"dropout": 0.2})
+    run(recipe, tmp_path / "second", prepared, init_from=tmp_path / "first")
+    first, second = (ReLUFormer.load(tmp_path / name).state_dict() for name in ("first", "second"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_weights_of_another_tokenizer_are_refused(make_recipe: Any, prepared: Path, tmp_path: Path) -> None:
+    run(make_recipe(updates=1), tmp_path / "first", prepared)
+    Tokenizer.train(["other words"] * 9, make_recipe().data.tokenizer).save(tmp_path / "first")
+    with pytest.raises(ConfigError, match=r"another tokenizer.*data\.tokenizer\.path"):
+        run(make_recipe(), tmp_path / "second", prepared, init_from=tmp_path / "first")
+
+
+def test_weights_of_another_size_are_refused(make_recipe: Any, prepared: Path, tmp_path: Path) -> None:
+    run(make_recipe(updates=1), tmp_path / "first", prepared)
+    with pytest.raises(ConfigError, match="sizes of that model"):
+        run(make_recipe(model={"width": 16}), tmp_path / "second", prepared, init_from=tmp_path / "first")
+
+
+def test_what_is_no_model_is_refused(make_recipe: Any, prepared: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StorageError, match="not a saved model"):
+        run(make_recipe(), tmp_path / "run", prepared, init_from=tmp_path / "empty")
+
+
+def test_the_corpus_is_prepared_in_the_run_unless_told(make_recipe: Any, tmp_path: Path) -> None:
+    run(make_recipe(updates=1), tmp_path, None)
+    assert (tmp_path / "data/train.arrow").is_file()
+    assert Tokenizer.load(tmp_path).fingerprint == Tokenizer.load(tmp_path / "data").fingerprint
+
+
+def test_a_full_disk_is_told_and_the_run_can_go_on(
+    make_recipe: Any, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, recipe = checkpoint_module.save_file, make_recipe(updates=6)
+
+    def full(tensors: Any, path: Path) -> None:
+        if "step-00000006" in str(path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(tensors, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_module, "save_file", full)
+        with pytest.raises(StorageError, match=r"No space left on device.*step 3 is intact"):
+            run(recipe, tmp_path, prepared)
+    assert RunDirectory(tmp_path).status["status"] == "interrupted"
+    assert not (tmp_path / storage.CONFIG).exists()
+    assert run(recipe, tmp_path, prepared).status == "finished"
+
+
+def test_half_precision_on_a_cpu_is_refused(make_recipe: Any, prepared: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="bf16"):
+        run(make_recipe(precision="fp16"), tmp_path / "run", prepared)
+    assert not (tmp_path / "run").exists()
+
+
+def test_bleu_without_a_way_to_translate_is_refused(make_recipe: Any, prepared: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="evaluate="):
+        run(make_recipe(validate_bleu=5), tmp_path, prepared)
+
+
+def test_tensorboard_gets_the_curves(make_recipe: Any, prepared: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="TensorBoard is an extra")
+    run(make_recipe(updates=2, tensorboard=True), tmp_path, prepared)
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    assert b"train/loss" in events.read_bytes()

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reluformer import storage
+from reluformer.config import load_yaml
+from reluformer.config.recipe import Recipe
+from reluformer.errors import ConfigError, StorageError
+from reluformer.training.run import RunDirectory, RunLog
+
+
+def test_recipe_comes_back(make_recipe: Any, tmp_path: Path) -> None:
+    recipe = make_recipe(regularizer={}, model={"encoder_attention": {"name": "relu", "gamma": 2.0}})
+    run = RunDirectory(tmp_path / "run")
+    run.begin(recipe)
+    assert run.recipe() == recipe
+    assert load_yaml(Recipe, tmp_path / "run/recipe.yaml").model_config_for(300) == recipe.model_config_for(300)
+
+
+def test_another_recipe_is_refused_with_the_keys_that_differ(make_recipe: Any, tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.begin(make_recipe())
+    with pytest.raises(ConfigError, match=r"model\.width \(32 -> 64\), training\.lr"):
+        run.check_continues(make_recipe(model={"width": 64}, lr=1.0))
+
+
+def test_limits_may_change_on_the_way(make_recipe: Any, tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.begin(make_recipe())
+    run.check_continues(make_recipe(updates=100, patience=3, checkpoint_every=7))
+    assert run.exists
+
+
+def test_a_cosine_does_not_stretch(make_recipe: Any, tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.begin(make_recipe(schedule="cosine"))
+    with pytest.raises(ConfigError, match=r"training\.updates"):
+        run.check_continues(make_recipe(schedule="cosine", updates=100))
+
+
+def test_a_directory_of_something_else_is_refused(make_recipe: Any, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(StorageError, match=r"thesis\.tex"):
+        RunDirectory(tmp_path).begin(make_recipe())
+    assert (tmp_path / "thesis.tex").read_text() == "precious"
+
+
+def test_what_a_kill_left_half_written_is_not_in_the_way(make_recipe: Any, tmp_path: Path) -> None:
+    (tmp_path / ".recipe.yaml.partial").write_text("data:")
+    RunDirectory(tmp_path).begin(make_recipe())
+    assert RunDirectory(tmp_path).recipe() == make_recipe()
+
+
+def test_early_stopping_needs_a_validation_split(make_recipe: Any) -> None:
+    with pytest.raises(ConfigError, match=r"training\.patience needs.*data\.valid"):
+        make_recipe(data={"valid": None}, patience=2)
+
+
+def test_a_file_in_the_way_is_named(make_recipe: Any, tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    with pytest.raises(StorageError, match="is a file"):
+        RunDirectory(tmp_path / "run").begin(make_recipe())
+
+
+def test_a_new_run_deletes_what_the_old_one_made_and_nothing_else(make_recipe: Any, tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.begin(make_recipe())
+    run.log.append("train", 1, loss=2.0)
+    for name in (storage.CONFIG, "notes.txt"):
+        (tmp_path / name).write_text("{}")
+    run.begin(make_recipe(lr=1.0))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "recipe.yaml"]
+
+
+def test_log_is_cut_to_a_step_and_a_torn_line_is_dropped(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "log.jsonl")
+    for step in (1, 2, 3):
+        log.append("train", step, loss=0.1 * step)
+    with log.path.open("a") as file:
+        file.write('{"event": "train", "st')
+    assert [event["step"] for event in log.events()] == [1, 2, 3]
+    log.cut_after(2)
+    assert [json.loads(line)["loss"] for line in log.path.read_text().splitlines()] == [0.1, 0.2]
+
+
+def test_numbers_that_json_lacks_become_null(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "log.jsonl")
+    log.append("telemetry", 1, reads={"a": [float("nan"), 1.0]}, loss=float("inf"))
+    assert json.loads(log.path.read_text()) == {
+        "event": "telemetry", "step": 1, "reads": {"a": [None, 1.0]}, "loss": None
+    }  # fmt: skip
+
+
+def test_only_one_process_trains_in_a_directory(tmp_path: Path) -> None:
+    pytest.importorskip("fcntl", reason="this system has no file locks")
+    with RunDirectory(tmp_path).alone():
+        second = RunDirectory(tmp_path).alone()
+        with pytest.raises(StorageError, match="another process"):
+            second.__enter__()
+    with RunDirectory(tmp_path).alone():
+        assert tmp_path.is_dir()
+
+
+def test_vocab_size_is_not_the_models_to_choose(make_recipe: Any) -> None:
+    with pytest.raises(ConfigError, match="comes from the tokenizer"):
+        make_recipe(model={"vocab_size": 9})
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [({"widht": 32}, "did you mean 'width'"), ({"heads": 5}, "heads=5"), ({"encoder_attention": "rleu"}, "relu")],
+)
+def test_a_models_keys_are_checked_in_the_recipe(make_recipe: Any, changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        make_recipe(model=changes)
