@@ -34,16 +34,16 @@ def plugin(tmp_path: Path) -> Path:
     return path
 
 
-def test_demo_with_a_rule_of_ones_own(tmp_path: Path, plugin: Path) -> None:
+def test_study_with_a_rule_of_ones_own(tmp_path: Path, plugin: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs reluformer[plots]")
-    result = run("demo", "--plugin", str(plugin), "--rule", "relu", "--rule", "gelu_mean", cwd=tmp_path)
+    result = run("study", "variance", "--plugin", str(plugin), "--rule", "relu", "--rule", "gelu_mean", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "gelu_mean" in result.stdout
-    demo = tmp_path / "runs" / "demo"
-    assert sorted(path.name for path in demo.iterdir()) == ["report.html", "results.json", "variance.png"]
-    points = json.loads((demo / "results.json").read_text())["points"]
+    out = tmp_path / "runs" / "study"
+    assert sorted(path.name for path in out.iterdir()) == ["report.html", "results.json", "variance.png"]
+    points = json.loads((out / "results.json").read_text())["points"]
     assert {point["rule"] for point in points} == {"relu", "gelu_mean"}
-    assert "data:image/png;base64," in (demo / "report.html").read_text()
+    assert "data:image/png;base64," in (out / "report.html").read_text()
 
 
 def test_doctor_lists_rules_and_versions(plugin: Path) -> None:
@@ -57,10 +57,11 @@ def test_doctor_lists_rules_and_versions(plugin: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["demo", "--rule", "rleu"], 1, "error: unknown rule 'rleu'; did you mean 'relu'"),
+        (["study", "variance", "--rule", "rleu"], 1, "error: unknown rule 'rleu'; did you mean 'relu'"),
         (["doctor", "--plugin", "none.py"], 1, "error: --plugin none.py: no such file"),
-        (["demo", "--ruel", "x"], 2, "No such option"),
+        (["study", "variance", "--ruel", "x"], 2, "No such option"),
         (["deom"], 2, "No such command"),
+        (["study", "varience"], 1, "error: unknown experiment 'varience'; did you mean 'variance'"),
     ],
 )
 def test_errors_are_one_line_with_a_way_out(tmp_path: Path, arguments: list[str], code: int, message: str) -> None:
@@ -72,7 +73,7 @@ def test_errors_are_one_line_with_a_way_out(tmp_path: Path, arguments: list[str]
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
-    result = run("--debug", "demo", "--rule", "rleu", cwd=tmp_path)
+    result = run("--debug", "study", "variance", "--rule", "rleu", cwd=tmp_path)
     assert result.returncode == 1
     assert "Traceback" in result.stderr
 

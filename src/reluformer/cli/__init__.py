@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from reluformer import __version__
-from reluformer.cli import demo, doctor, prepare, train
+from reluformer.cli import demo, doctor, prepare, study, train
 from reluformer.errors import ReluformerError
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app = typer.Typer(
 app.command(name="demo")(demo.demo)
 app.command(name="prepare")(prepare.prepare)
 app.command(name="train")(train.train)
+app.command(name="study")(study.study)
 app.command(name="doctor")(doctor.doctor)
 
 

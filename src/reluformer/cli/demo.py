@@ -1,113 +1,109 @@
-"""`reluformer demo`: the variance experiment of the paper's claim C5, in the terminal and as a picture."""
+"""`reluformer demo`: train ReLU and softmax side by side on the embedded corpus, translate, report."""
 
 from __future__ import annotations
 
-import base64
-import html
 import json
 import time
+from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 
-from reluformer.cli.options import AsJson, Plugins
+from reluformer.cli.options import AsJson, Overrides
 
 if TYPE_CHECKING:
-    from reluformer.study.variance import VariancePoint
+    from collections.abc import Sequence
 
-SLOTS = (16, 64, 256, 1024, 4096)
-CORRELATIONS = (0.0, 0.05)
-RULES = ("relu_plain", "relu", "relu_seqlen", "softmax")
+    from reluformer.demo.systems import Outcome
+    from reluformer.training.run import RunDirectory
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Where to write results.json, variance.png and report.html.")] = Path(
-        "runs/demo"
-    ),
-    rule: Annotated[list[str], typer.Option(help="A rule to measure; repeat for more.")] = list(RULES),  # noqa: B006
-    plugin: Plugins = [],  # noqa: B006
+    out: Annotated[Path, typer.Option(help="Where the runs, results.json and report.html go.")] = Path("runs/demo"),
+    overrides: Overrides = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
-    """Show how the variance of a read grows with its slots, rule by rule.
+    """Train a ReLUFormer and a Transformer of the same size, translate unseen documents, write a report.
 
-    Example: reluformer demo --plugin my_rules.py --rule relu --rule my_rule
+    Needs no download. Started again, it goes on where it was.
+
+    Example: reluformer demo --set training.updates=500
     """
-    from reluformer.study import variance
+    from reluformer.config import Recipe, load_yaml
+    from reluformer.data.embedded import document_from_id
+    from reluformer.data.prepared import PreparedCorpus
+    from reluformer.demo import report, systems
 
+    console = Console(stderr=as_json)
     started = time.perf_counter()
-    points = list(variance.sweep(rule, SLOTS, CORRELATIONS))
     out.mkdir(parents=True, exist_ok=True)
-    variance.draw(points, out / "variance.png")
-    results = {
-        "experiment": "variance of a read, claim C5",
-        "points": [point.to_dict() for point in points],
-        "seconds": round(time.perf_counter() - started, 2),
-    }
+    with resources.as_file(resources.files("reluformer.demo") / "recipe.yaml") as recipe_file:
+        recipe = load_yaml(Recipe, recipe_file, overrides)
+        with console.status("generating the corpus"):
+            summary = systems.prepare_corpus(recipe, out)
+        console.print(summary.table())
+        with Live(console=console, refresh_per_second=2, transient=not console.is_terminal) as live:
+            systems.train_all(recipe_file, out, lambda runs: live.update(_progress(runs, recipe)), overrides)
+    with console.status("translating unseen documents"):
+        outcomes = list(systems.evaluate_all(out))
+    seconds = time.perf_counter() - started
+    results = {"systems": {o.system.name: o.to_dict() for o in outcomes}, "seconds": round(seconds, 1)}
     (out / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    (out / "report.html").write_text(_report(points, out / "variance.png"), encoding="utf-8")
+    documents = [document_from_id(d.id) for d in PreparedCorpus(out / "data").documents("test")]
+    train = summary.splits["train"]
+    corpus = f"{train.documents:,} generated English-German documents ({train.target_tokens:,} target tokens)"
+    report.write(out / "report.html", outcomes, documents, seconds, corpus)
     if as_json:
         typer.echo(json.dumps(results, indent=2))
         return
-    console = Console()
-    console.print(_table(points))
-    console.print(
-        "ρ is the correlation between two values. Plain ReLU grows with n; divided by sqrt(n/2) it stays at one\n"
-        "while the values are uncorrelated (claims C5 and C6).\n"
-        f"Wrote {out / 'report.html'}, {out / 'variance.png'} and {out / 'results.json'}."
-    )
+    for table in _tables(outcomes):
+        console.print(table)
+    console.print(f"{seconds / 60:.1f} minutes. Open {out / 'report.html'}; figures are in {out / 'results.json'}.")
 
 
-def _cells(points: list[VariancePoint], between: str) -> list[tuple[str, str, list[str]]]:
-    """A row a rule and correlation: measured and theory for each number of slots."""
-    rows = []
-    for name, correlation in dict.fromkeys((point.rule, point.correlation) for point in points):
-        chosen = [p for p in points if (p.rule, p.correlation) == (name, correlation)]
-        cells = [_number(p.measured) + ("" if p.theory is None else between + _number(p.theory)) for p in chosen]
-        rows.append((name, f"{correlation:g}", cells))
-    return rows
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-def _table(points: list[VariancePoint]) -> Table:
-    table = Table(title="Variance of a read: measured, and what theory says below it", title_justify="left")
-    table.add_column("rule", style="bold")
-    table.add_column("ρ")
-    for slots in SLOTS:
-        table.add_column(f"n = {slots}", justify="right")
-    previous = None
-    for name, correlation, cells in _cells(points, "\n[dim]"):
-        if previous not in (None, name):
-            table.add_section()
-        table.add_row(name if name != previous else "", correlation, *cells)
-        previous = name
+def _progress(runs: dict[str, RunDirectory], recipe: Any) -> Table:
+    """Where both trainings are."""
+    table = Table(title="Training side by side", title_justify="left")
+    for column in ("system", "update", "loss", "validation", "tokens/s", "minutes"):
+        table.add_column(column, justify="left" if column == "system" else "right")
+    for name, run in runs.items():
+        steps, validations = run.log.events("train"), run.log.events("valid")
+        last: dict[str, Any] = steps[-1] if steps else {}
+        table.add_row(
+            name,
+            f"{last.get('step', 0):,} / {recipe.training.updates:,}",
+            f"{last['loss']:.3f}" if last else "",
+            f"{validations[-1]['loss']:.3f}" if validations else "",
+            f"{last['tokens_per_second']:,.0f}" if last else "",
+            f"{last['seconds'] / 60:.1f}" if last else "",
+        )
     return table
 
 
-def _report(points: list[VariancePoint], picture: Path) -> str:
-    encoded = base64.b64encode(picture.read_bytes()).decode()
-    head = "".join(f"<th>n = {slots}</th>" for slots in SLOTS)
-    rows = "".join(
-        f"<tr><td>{html.escape(name)}</td><td>{correlation}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
-        for name, correlation, cells in _cells(points, "<br><small>")
-    )
-    return f"""<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>reluformer demo</title>
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }}
-img {{ width: 100% }} table {{ border-collapse: collapse }}
-td, th {{ padding: .25rem .75rem; text-align: right; border-bottom: 1px solid #ddd }}
-td:first-child, th:first-child {{ text-align: left }}
-</style>
-<h1>The variance of a read</h1>
-<p>Scores and values are drawn from N(0, 1). Plain ReLU reads with variance n/2; divided by √(n/2) it stays at one
-while the values are uncorrelated. With correlated values it grows again, as theory says.</p>
-<img alt="Variance of the read against the number of slots" src="data:image/png;base64,{encoded}">
-<table><tr><th>rule</th><th>ρ</th>{head}</tr>{rows}</table>
-<p>ρ is the correlation between two values. Each cell: measured, and below it what theory says.</p></html>
-"""
+def _tables(outcomes: Sequence[Outcome]) -> list[Table]:
+    """The scores, and d-BLEU by length of the document."""
+    figures = {outcome.system.title: outcome.to_dict() for outcome in outcomes}
+    scores = Table(title="Unseen documents", title_justify="left")
+    lengths = Table(title="d-BLEU by words of the document", title_justify="left")
+    for table in (scores, lengths):
+        table.add_column("")
+        for title in figures:
+            table.add_column(title, justify="right")
+    for key, label in (
+        ("d_bleu", "d-BLEU"),
+        ("bleu", "BLEU"),
+        ("chrf", "chrF"),
+        ("pronoun_accuracy_far", "pronouns at distance 5 or more, %"),
+        ("pronoun_accuracy_far_without_context", "  sentence by sentence, %"),
+        ("term_accuracy", "terms kept, %"),
+        ("zero_fraction", "exact zeros in attention, %"),
+    ):
+        scores.add_row(label, *("–" if f[key] is None else f"{f[key]:.1f}" for f in figures.values()))
+    for rows in zip(*(outcome.scores.buckets for outcome in outcomes), strict=True):
+        cells = ["–" if bucket.d_bleu is None else f"{bucket.d_bleu:.1f}" for bucket in rows]
+        lengths.add_row(f"{rows[0].label} ({rows[0].documents} documents)", *cells)
+    return [scores, lengths]

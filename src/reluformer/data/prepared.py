@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from reluformer.config.data import DataConfig, Split
@@ -68,7 +69,8 @@ class Summary:
 
     def table(self) -> Table:
         """Figures by split."""
-        table = Table(title=f"{self.directory}: vocabulary of {self.vocab_size:,}")
+        title = f"{self.directory}: vocabulary of {self.vocab_size:,}"
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column("split")
         columns = ("documents", "sentences", "segments", "source tokens", "target tokens", "mean", "skipped")
         for name in columns:

@@ -1,0 +1,197 @@
+"""The demo's outcome as one HTML page: scores, curves, and a document to look at. No external requests."""
+
+from __future__ import annotations
+
+import html
+import io
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from reluformer.data.embedded import EmbeddedDocument
+from reluformer.demo.systems import Outcome
+
+# Okabe and Ito's colours, told apart by everyone; markers tell them apart in black and white.
+COLOURS = {"reluformer": "#D55E00", "transformer": "#0072B2"}
+MARKERS = {"reluformer": "o", "transformer": "s"}
+
+
+def write(
+    path: Path, outcomes: Sequence[Outcome], documents: Sequence[EmbeddedDocument], seconds: float, corpus: str
+) -> None:
+    """Write the page to `path`."""
+    figures = [
+        _figure("Learning", "Validation loss against target tokens seen.", lambda axis: _learning(axis, outcomes)),
+        _figure(
+            "Pronouns by distance",
+            "Share of correct er / sie / es / ihn by sentences to the antecedent. Hollow: the same model reading "
+            "sentence by sentence.",
+            lambda axis: _pronouns(axis, outcomes),
+        ),
+        _figure("Scores by length", "d-BLEU by words of the document.", lambda axis: _lengths(axis, outcomes)),
+    ]
+    body = "".join(
+        (
+            "<h1>ReLU and softmax, side by side</h1>",
+            f"<p class=lead>{_lead(outcomes, seconds, corpus)}</p>",
+            _table(outcomes),
+            f"<div class=figures>{''.join(figures)}</div>",
+            _example(outcomes, documents),
+            _small_print(outcomes),
+        )
+    )
+    page = f"<!doctype html><html lang=en><head><meta charset=utf-8><title>reluformer demo</title>{_STYLE}</head>"
+    path.write_text(f"{page}<body>{body}</body></html>\n", encoding="utf-8")
+
+
+def _lead(outcomes: Sequence[Outcome], seconds: float, corpus: str) -> str:
+    updates = " and ".join(f"{o.training['step']:,}" for o in outcomes)
+    return (
+        f"Two encoder-decoders of the same size ({outcomes[0].training['parameters']:,} parameters) were trained for "
+        f"{updates} updates on {html.escape(corpus)}, and translated documents that hold combinations of words which "
+        f"training never shows. One reads every memory with ReLU, the other uses softmax in all attention. "
+        f"Everything together took {seconds / 60:.1f} minutes."
+    )
+
+
+_ROWS: tuple[tuple[str, str, str], ...] = (
+    ("d_bleu", "d-BLEU", "each document one line"),
+    ("bleu", "BLEU", "each sentence one line"),
+    ("chrf", "chrF", ""),
+    ("pronoun_accuracy_far", "pronouns, antecedent 5 or more sentences back", "% correct"),
+    ("pronoun_accuracy_far_without_context", "… the same model sentence by sentence", "% correct"),
+    ("pronoun_accuracy", "all pronouns", "% correct"),
+    ("pronoun_accuracy_without_context", "… sentence by sentence", "% correct"),
+    ("term_accuracy", "terms kept", "% correct"),
+    ("zero_fraction", "attention weights that are exactly zero", "%"),
+)
+
+
+def _table(outcomes: Sequence[Outcome]) -> str:
+    head = "".join(f"<th>{outcome.system.title}</th>" for outcome in outcomes)
+    figures = [outcome.to_dict() for outcome in outcomes]
+    rows = "".join(
+        f"<tr><td>{label} <small>{note}</small></td>{''.join(f'<td>{_cell(f[key])}</td>' for f in figures)}</tr>"
+        for key, label, note in _ROWS
+    )
+    speed = "".join(f"<td>{o.training['tokens_per_second']:,.0f}</td>" for o in outcomes)
+    rows += f"<tr><td>target tokens a second in training <small>half of the cores each</small></td>{speed}</tr>"
+    return f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _cell(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
+
+
+def _figure(title: str, caption: str, draw: Callable[[Any], None]) -> str:
+    """An inline SVG with its text as text, so that it can be searched and scaled."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    with plt.rc_context({"svg.fonttype": "none", "font.family": "sans-serif", "font.size": 10, "svg.hashsalt": "demo"}):
+        figure, axis = plt.subplots(figsize=(4.6, 3.3), layout="constrained")
+        draw(axis)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(True, color="0.92", linewidth=0.8)
+        axis.set_axisbelow(True)
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+        plt.close(figure)
+    svg = buffer.getvalue()
+    return f"<figure><h2>{title}</h2>{svg[svg.index('<svg') :]}<figcaption>{caption}</figcaption></figure>"
+
+
+def _learning(axis: Any, outcomes: Sequence[Outcome]) -> None:
+    for outcome in outcomes:
+        name = outcome.system.name
+        per_update = outcome.training["tokens"] / max(outcome.training["step"], 1)
+        tokens = [point["step"] * per_update / 1e6 for point in outcome.history]
+        losses = [point["loss"] for point in outcome.history]
+        axis.plot(tokens, losses, marker=MARKERS[name], color=COLOURS[name], label=outcome.system.title, markersize=4)
+    axis.set(xlabel="million target tokens", ylabel="nats a token", yscale="log")
+    axis.legend(frameon=False)
+
+
+def _pronouns(axis: Any, outcomes: Sequence[Outcome]) -> None:
+    for outcome in outcomes:
+        name = outcome.system.name
+        for discourse, filled in ((outcome.discourse, True), (outcome.without_context, False)):
+            tallies = {bucket: t for bucket, t in discourse.pronoun_by_distance.items() if t.count}
+            heights = [100 * (tally.accuracy or 0.0) for tally in tallies.values()]
+            axis.plot(
+                list(tallies),
+                heights,
+                "-" if filled else ":",
+                marker=MARKERS[name],
+                color=COLOURS[name],
+                markerfacecolor=COLOURS[name] if filled else "white",
+                label=outcome.system.title if filled else None,
+            )
+    axis.set(xlabel="sentences to the antecedent", ylabel="% correct", ylim=(0, 105))
+    axis.legend(frameon=False, loc="lower left")
+
+
+def _lengths(axis: Any, outcomes: Sequence[Outcome]) -> None:
+    for i, outcome in enumerate(outcomes):
+        buckets = [bucket for bucket in outcome.scores.buckets if bucket.d_bleu is not None]
+        places = [place + 0.38 * (i - 0.5) for place in range(len(buckets))]
+        heights = [bucket.d_bleu for bucket in buckets]
+        name = outcome.system.name
+        hatch = None if i == 0 else "///"
+        axis.bar(places, heights, 0.36, color=COLOURS[name], hatch=hatch, edgecolor="white", label=outcome.system.title)
+        axis.set_xticks(range(len(buckets)), [bucket.label for bucket in buckets])
+    axis.set(xlabel="words", ylabel="d-BLEU", ylim=(0, 105))
+    axis.legend(frameon=False, loc="lower right")
+
+
+def _example(outcomes: Sequence[Outcome], documents: Sequence[EmbeddedDocument]) -> str:
+    """The longest document of at most twelve sentences, sentence by sentence; what differs is marked."""
+    lengths = [len(document.document.src) for document in documents]
+    chosen = max(range(len(documents)), key=lambda i: (lengths[i] <= 12, lengths[i]))
+    document = documents[chosen].document
+    head = "".join(f"<th>{o.system.title}</th>" for o in outcomes)
+    rows = ""
+    for i, (source, reference) in enumerate(zip(document.src, document.tgt or (), strict=True)):
+        cells = "".join(f"<td>{_marked(o.translations[chosen][i], reference)}</td>" for o in outcomes)
+        rows += f"<tr><td>{html.escape(source)}</td><td>{html.escape(reference)}</td>{cells}</tr>"
+    return (
+        "<h2>One of the test documents</h2><p>Words that differ from the reference are marked.</p>"
+        f"<table class=text><tr><th>English</th><th>Reference</th>{head}</tr>{rows}</table>"
+    )
+
+
+def _marked(hypothesis: str, reference: str) -> str:
+    words = []
+    for ours, theirs in zip_longest(hypothesis.split(), reference.split()):
+        if ours is not None:
+            words.append(html.escape(ours) if ours == theirs else f"<mark>{html.escape(ours)}</mark>")
+    return " ".join(words) or "<mark>(nothing)</mark>"
+
+
+def _small_print(outcomes: Sequence[Outcome]) -> str:
+    signatures = "".join(f"<li><code>{html.escape(str(score))}</code></li>" for score in outcomes[0].scores.figures)
+    return (
+        "<h2>How this was measured</h2><p>One seed, a generated corpus and a few minutes of training: a demonstration "
+        "that the software works, not a comparison of the rules. The study is for that. Scores are cased and "
+        f"sacreBLEU's:</p><ul>{signatures}</ul><p>All figures are in <code>results.json</code> beside this page.</p>"
+    )
+
+
+_STYLE = """<meta name=viewport content="width=device-width, initial-scale=1"><style>
+:root { color-scheme: light; --ink: #1d2129; --soft: #5b6472; --line: #e3e6ea; --mark: #ffe7a3 }
+body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); max-width: 66rem;
+  margin: 2.5rem auto; padding: 0 1.25rem }
+h1 { font-size: 1.9rem; margin: 0 0 .5rem } h2 { font-size: 1.1rem; margin: 2rem 0 .4rem }
+.lead { font-size: 1.05rem; color: var(--soft); max-width: 46rem } small, figcaption { color: var(--soft) }
+table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums }
+th, td { padding: .35rem .9rem .35rem 0; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top }
+th:first-child, td:first-child, .text th, .text td { text-align: left } .text { font-size: .9rem }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(19rem, 1fr)); gap: 1.5rem }
+figure { margin: 0 } figure h2 { margin-top: 1rem } figure svg { width: 100%; height: auto }
+figcaption { font-size: .85rem }
+mark { background: var(--mark) } code { font-size: .85em }
+@media print { body { margin: 0; max-width: none } figure, tr { break-inside: avoid } }
+</style>"""
