@@ -34,8 +34,9 @@ def save(directory: Path, config: ModelConfig, state: Mapping[str, Tensor]) -> N
         os.replace(partial, directory / WEIGHTS)
         content = {"format": FORMAT, "kind": "reluformer", "model": config.model_dump(mode="json")}
         write_json(directory / CONFIG, content)
-    except OSError as error:
-        raise StorageError(f"{directory}: cannot save the model: {error.strerror or error}") from error
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise StorageError(f"{directory}: cannot save the model: {reason}") from error
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

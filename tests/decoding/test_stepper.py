@@ -28,6 +28,16 @@ def test_one_beam_needs_no_table_of_ancestors(make_model, rule):
     _check_against_decode(make_model(decoder_attention=rule, cross_attention=rule), widths=(1, 1, 1))
 
 
+@pytest.mark.parametrize("rule", ["relu", "softmax", "sparsemax"])
+def test_slots_without_descendants_are_forgotten_and_nothing_changes(make_model, rule):
+    beams = _check_against_decode(make_model(decoder_attention=rule), widths=(4,) * 40)
+    assert beams.table.size(1) < 100, "of the 162 slots that were written"
+
+
+def test_a_decoder_without_layers(make_model):
+    _check_against_decode(make_model(decoder_layers=0), widths=(3, 3))
+
+
 def test_positions_have_no_end(make_model):
     _check_against_decode(make_model(), widths=(2,), prefix_length=300)
 
@@ -65,6 +75,7 @@ def _check_against_decode(model, widths, prefix_length=2):
                 states=encoded.states.repeat_interleave(width, 0), mask=mask.repeat_interleave(width, 0)
             )
             torch.testing.assert_close(states, model.decode(prefix, repeated)[0][:, -1], rtol=1e-6, atol=1e-6)
+    return beams
 
 
 def test_sources_can_leave_the_batch(make_model):

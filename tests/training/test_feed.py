@@ -74,6 +74,7 @@ def test_a_process_without_a_row_gets_an_empty_batch() -> None:
 def test_validation_takes_every_segment_once() -> None:
     shares = [list(ValidationFeed(made(), 64, rank, world=2)) for rank in (0, 1)]
     assert numbers(shares[0] + shares[1]) == list(range(10, 70))
+    assert len(shares[0]) == len(shares[1])
 
 
 def test_validation_makes_room_for_a_segment_longer_than_a_batch() -> None:

@@ -86,3 +86,14 @@ def test_swapped_weights_are_used_by_a_sharded_model(group: None) -> None:
         after = float(objective(*batch).plain)
     assert inside == pytest.approx(8 * torch.tensor(20.0).log().item())
     assert after == before != inside
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[2] / "configs/accelerate").glob("*.yaml")), ids=lambda path: path.stem
+)
+def test_accelerate_reads_the_shipped_configurations(path: Path) -> None:
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    config = load_config_from_file(str(path))  # refuses unknown keys
+    assert config.distributed_type.value == ("FSDP" if path.stem == "fsdp" else "MULTI_GPU")
+    assert path.name in (Path(__file__).parents[2] / "docs/distributed.md").read_text(encoding="utf-8")

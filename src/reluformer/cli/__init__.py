@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from reluformer import __version__
-from reluformer.cli import demo, doctor, prepare, study, train
+from reluformer.cli import data, demo, doctor, prepare, study, train
 from reluformer.errors import ReluformerError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app = typer.Typer(
     help="ReLU and softmax as two rules of one key-value memory.",
 )
 app.command(name="demo")(demo.demo)
+app.add_typer(data.app, name="data")
 app.command(name="prepare")(prepare.prepare)
 app.command(name="train")(train.train)
 app.command(name="study")(study.study)

@@ -57,6 +57,8 @@ def train(
         typer.echo(json.dumps(result.to_json(), indent=2))
     else:
         Console().print(_summary(result))
+    if result.status == "interrupted":
+        raise typer.Exit(130)
 
 
 def _validation_bleu(recipe: Recipe, data: Path) -> Callable[[ReLUFormer], Mapping[str, float]] | None:

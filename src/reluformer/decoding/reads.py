@@ -48,6 +48,10 @@ class Reader:
         """Boolean visibility in the form that `read` wants."""
         return visible
 
+    def seen(self, table: Tensor) -> Tensor:
+        """Back from `table`."""
+        return table
+
     def visible(self, table: Tensor | None, n: Tensor) -> Visible:
         """What all layers of a step share: `table` broadcasts to (B, H, K, N), n to (B, H, K, 1)."""
         return Visible(table, n)
@@ -75,6 +79,9 @@ class ReluReader(Reader):
     def table(self, visible: Tensor) -> Tensor:
         return visible.float()
 
+    def seen(self, table: Tensor) -> Tensor:
+        return table != 0
+
     def visible(self, table: Tensor | None, n: Tensor) -> Visible:
         assert isinstance(self.rule, ReluPlain)
         scale = self.rule.row_scale(n)
@@ -96,6 +103,9 @@ class SoftmaxReader(Reader):
 
     def table(self, visible: Tensor) -> Tensor:
         return torch.zeros(visible.shape, device=visible.device).masked_fill_(~visible, -1e30)
+
+    def seen(self, table: Tensor) -> Tensor:
+        return table == 0
 
     def visible(self, table: Tensor | None, n: Tensor) -> Visible:
         return Visible(table, None)

@@ -4,7 +4,8 @@
 
 * beams never move: the slots of all beams of a source lie in one cache, and each beam sees
   those of its own ancestors. Choosing beams permutes a small table of what is visible,
-  and the beams of a source read their cache in one matrix product;
+  and the beams of a source read their cache in one matrix product. As most beams soon have
+  no descendants, forgetting theirs keeps a cache about as long as a single prefix;
 * what is constant is done once: one matrix for query, key and value, the scale and gamma
   in the query weights, row scales and padding in the values of the source.
 
@@ -32,20 +33,16 @@ Map = Callable[[Tensor], Tensor]
 
 
 class Beams:
-    """What has been decoded: the slots of every beam that ever was, and who sees which."""
+    """What has been decoded: the slots of all beams that have descendants, and who sees which."""
 
     def __init__(self, slots: list[Tensor], sources: list[Source], table: Tensor, length: int) -> None:
         self.slots = slots  # of each layer: keys and values, (2, B, H, capacity, d)
         self.sources = sources
         self.table = table  # (R, N), in the form of the reader
         self.length = length
+        self.batch = table.size(0)
         # the largest tensors of a step and one that seldom changes, made once
         self.logits = self.log_probabilities = self.own_slots = table.new_empty(0, 0)
-
-    @property
-    def batch(self) -> int:
-        """Sources that are being decoded."""
-        return self.slots[0].size(1) if self.slots else self.table.size(0)
 
     def select(self, sources: Tensor) -> None:
         """Keep these of the B sources, each with all of its beams."""
@@ -54,6 +51,24 @@ class Beams:
         self.slots = [slots[:, :, :, :used].index_select(1, sources) for slots in self.slots]
         self.sources = [source.select(sources) for source in self.sources]
         self.table = self.table.index_select(0, rows)
+        self.batch = sources.numel()
+
+    def make_room(self, new: int, seen: Callable[[Tensor], Tensor]) -> None:
+        """Room for `new` more slots of each source; where there is none, first forget what no beam sees."""
+        if not self.slots or self.table.size(1) + new <= self.slots[0].size(3):
+            return
+        by_source = seen(self.table).view(self.batch, -1, self.table.size(1)).any(1)
+        kept = by_source.sum(1).max()
+        order = by_source.int().argsort(dim=1, descending=True, stable=True)[:, :kept]
+        needed, width = order.size(1) + new, self.table.size(0) // self.batch
+        self.table = self.table.gather(1, order.repeat_interleave(width, 0))
+        for i, old in enumerate(self.slots):
+            two, batch, heads, capacity, size = old.shape
+            first = torch.arange(0, two * batch * heads * capacity, capacity, device=old.device)
+            rows = first.view(two, batch, heads, 1) + order[:, None]
+            self.slots[i] = old.new_empty(two, batch, heads, needed + max(32, needed // 4), size)
+            moved = old.reshape(-1, size).index_select(0, rows.flatten()).view(two, batch, heads, -1, size)
+            self.slots[i][:, :, :, : order.size(1)] = moved
 
 
 @contextmanager
@@ -121,7 +136,9 @@ class Stepper:
         turn = self._position(beams.length, x)
         if isinstance(turn, Tensor):
             x += turn
-        beams.table = torch.cat([beams.table.index_select(0, parents), self._own_slots(batch, width, beams)], 1)
+        beams.table = beams.table.index_select(0, parents)
+        beams.make_room(width, self.reader.seen)
+        beams.table = torch.cat([beams.table, self._own_slots(batch, width, beams)], 1)
         beams.length += 1
         n = torch.full((1, 1, 1, 1), float(beams.length), dtype=_exact(x), device=x.device)
         only_path = beams.table.size(1) == beams.length
@@ -165,10 +182,6 @@ class Stepper:
             q = rotate(q, turn)
             new = torch.stack([rotate(parts[1], turn), parts[2]])
         slots = beams.slots[layer]
-        if used > slots.size(3):
-            grown = slots.new_empty(*slots.shape[:3], 2 * used, slots.size(4))
-            grown[:, :, :, : slots.size(3)] = slots
-            slots = beams.slots[layer] = grown
         slots[:, :, :, used - new.size(3) : used] = new
         keys, values = slots[0, :, :, :used], slots[1, :, :, :used]
         return _joined(self.reader.read(q, keys, values, visible))

@@ -58,11 +58,16 @@ class ValidationFeed:
         self._segments = segments
         longest = max(int(max(segments.source_lengths)), int(max(segments.target_lengths)))
         batches = sorted_batches(segments.source_lengths, segments.target_lengths, max(tokens_per_batch, 2 * longest))
-        self._mine = list(batches)[rank::world]
+        every = list(batches)
+        self._mine = every[rank::world]
+        self._empty = -(-len(every) // world) - len(self._mine)
 
     def __iter__(self) -> Iterator[Batch]:
+        """As many on each process, some perhaps empty: sharded weights are gathered by all at once."""
         for numbers in self._mine:
             yield collate([self._segments[number] for number in numbers], PAD, BEGIN)
+        for _ in range(self._empty):
+            yield empty_batch()
 
 
 def empty_batch() -> Batch:

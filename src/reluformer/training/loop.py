@@ -70,12 +70,14 @@ class Trainer:
         self.optimizer = Optimizer(config, objective, accelerator)
         self.wrapped = self.optimizer.wrapped
         self.objective = objective
+        self._uncompiled = objective.forward if config.compile else objective
         self.model = objective.model
         self.average = None if config.ema_decay is None else MovingAverage(self.model, config.ema_decay)
         self.telemetry = Telemetry(self.model, every=config.telemetry_every, seed=config.seed)
         self.listeners: list[Callable[[str, int, Mapping[str, Any]], None]] = []
         self._started = time.monotonic()
         self._last_checkpoint = self._started
+        self._saved_step: int | None = None
 
     # ------------------------------------------------------------------ the loop
 
@@ -84,33 +86,40 @@ class Trainer:
         state = self.state
         self._started = self._last_checkpoint = time.monotonic()
         self._seconds_before = state.seconds
-        while (reason := self._reason_to_stop()) is None:
+        reason = self._reason_to_stop()
+        while reason is None:
             state.step += 1
             self._update(state.step)
             state.seconds = self._seconds()
             if state.step % self.config.log_every == 0:
                 self._log_interval()
-            if self.validation is not None and state.step % self.config.validate_every == 0:
+            reason = self._reason_to_stop()
+            if self.validation is not None and self._validation_is_due(reason):
                 self._validate()
-            if self._checkpoint_is_due():
+                reason = reason or self._patience_is_over()
+            if reason is not None or self._overdue or state.step % self.config.checkpoint_every == 0:
                 self.save_checkpoint()
-        if self.validation is not None and reason != "interrupted" and state.step % self.config.validate_every:
-            self._validate()
-        self.save_checkpoint()
         return reason
 
     def _reason_to_stop(self) -> str | None:
         """The same on every process: clocks and signals differ between them, so they vote."""
-        late = self.config.max_minutes is not None and self._seconds() >= 60 * self.config.max_minutes
+        minutes = self.config.max_minutes
+        late = minutes is not None and self.state.step > 0 and self._seconds() >= 60 * minutes
         overdue = time.monotonic() - self._last_checkpoint >= 60 * self.config.checkpoint_minutes
         interrupted, late, self._overdue = self.processes.any(self.stop_requested, late, overdue)
         if interrupted:
             return "interrupted"
         if self.state.step >= self.config.updates:
             return "updates"
-        if self.config.patience is not None and self.state.stale >= self.config.patience:
-            return "patience"
-        return "max_minutes" if late else None
+        return self._patience_is_over() or ("max_minutes" if late else None)
+
+    def _patience_is_over(self) -> str | None:
+        over = self.config.patience is not None and self.state.stale >= self.config.patience
+        return "patience" if over else None
+
+    def _validation_is_due(self, reason: str | None) -> bool:
+        """Regularly, and on the last weights of a run that has reached its end."""
+        return self.state.step % self.config.validate_every == 0 or reason in ("updates", "max_minutes")
 
     def _seconds(self) -> float:
         return self._seconds_before + time.monotonic() - self._started
@@ -151,7 +160,7 @@ class Trainer:
         watching = watched and self.processes.is_main and step % self.telemetry.every == 0
         if watching and self.config.compile:  # compiled code runs no hooks: look at a pass of its own
             with torch.no_grad(), self.telemetry.watch(step, batch.source_mask, batch.target_mask):
-                self.objective.forward(*_arguments(batch))
+                self._uncompiled(*_arguments(batch))
         watch = watching and not self.config.compile
         with self.telemetry.watch(step, batch.source_mask, batch.target_mask) if watch else nullcontext():
             sums: LossSums = self.wrapped(*_arguments(batch))
@@ -182,7 +191,7 @@ class Trainer:
         def again() -> None:
             for i, batch in enumerate(batches):
                 torch.manual_seed(_seed_of(self.config.seed, step, i, self.processes.rank))
-                self.objective.forward(*_arguments(batch))
+                self._uncompiled(*_arguments(batch))
 
         error = diagnose(self.model, again, self.config, step, what)
         self.optimizer.clear()
@@ -263,11 +272,11 @@ class Trainer:
 
     # ------------------------------------------------------------------ keeping it
 
-    def _checkpoint_is_due(self) -> bool:
-        return self._overdue or self.state.step % self.config.checkpoint_every == 0
-
     def save_checkpoint(self) -> None:
-        """Everything as it is after `state.step` updates."""
+        """Everything as it is after `state.step` updates; once, so that a good checkpoint is never replaced."""
+        if self._saved_step == self.state.step:
+            return
+        self._saved_step = self.state.step
         self._last_checkpoint = time.monotonic()
         tensors: dict[str, Mapping[str, Tensor]] = {
             "model": self.processes.whole(dict(self.model.named_parameters())),
@@ -293,6 +302,7 @@ class Trainer:
             averages = dict(zip(parameters, self.average.average, strict=True))
             self.processes.fill(averages, checkpoint.tensors["average"])
         self.state = TrainingState.from_json(checkpoint.state["training"])
+        self._saved_step = checkpoint.step
 
     def _save_best(self) -> None:
         weights = self.processes.whole(dict(self.model.named_parameters()))

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from reluformer.config.training import TrainingConfig
-from reluformer.training.processes import Processes
+from reluformer.training.processes import Processes, in_one_piece
 
 
 class Optimizer:
@@ -38,7 +37,7 @@ class Optimizer:
         self._accelerator.unscale_gradients()
         gradients = [p.grad for p in self._named.values() if p.grad is not None]
         norm = nn.utils.get_total_norm(gradients, foreach=True)
-        value = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        value = float(in_one_piece(norm))
         if math.isfinite(value) and self._clip is not None and value > self._clip:
             torch._foreach_mul_(gradients, self._clip / (value + 1e-6))
         if math.isfinite(value) or self._accelerator.scaler is not None:  # the scaler skips the update itself

@@ -8,8 +8,6 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 class Processes:
@@ -41,16 +39,16 @@ class Processes:
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors that may be sharded over processes (FSDP), in one piece on the CPU."""
-        return {name: _whole(tensor.detach()) for name, tensor in tensors.items()}
+        return {name: in_one_piece(tensor.detach()).cpu() for name, tensor in tensors.items()}
 
     def regather(self, module: nn.Module) -> None:
         """Forget gathered weights (FSDP): their shards were written to behind its back."""
-        if isinstance(module, FSDPModule):
-            module.reshard()
+        if self.sharded(module):
+            module.reshard()  # type: ignore[operator]
 
     def sharded(self, module: nn.Module) -> bool:
         """Whether each process holds only a part of the weights."""
-        return isinstance(module, FSDPModule)
+        return hasattr(module, "reshard")
 
     @torch.no_grad()
     def fill(self, tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
@@ -61,10 +59,15 @@ class Processes:
     def like(self, tensor: Tensor, value: Tensor) -> Tensor:
         """`value` on the device of `tensor` and, if that is sharded, sharded like it."""
         value = value.to(tensor.device)
-        if isinstance(tensor, DTensor):
-            return distribute_tensor(value, tensor.device_mesh, tensor.placements)
-        return value
+        if not hasattr(tensor, "full_tensor"):
+            return value
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        assert isinstance(tensor, DTensor)
+        return distribute_tensor(value, tensor.device_mesh, tensor.placements)
 
 
-def _whole(tensor: Tensor) -> Tensor:
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu()
+def in_one_piece(tensor: Tensor) -> Tensor:
+    """A tensor that may be sharded; asked for its method, as importing FSDP costs every start a second."""
+    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole

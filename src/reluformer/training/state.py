@@ -67,7 +67,7 @@ class Interval:
             **{
                 **values,
                 "updates": self.updates + 1,
-                "gradient_norm": self.gradient_norm + gradient_norm,
+                "gradient_norm": self.gradient_norm + (gradient_norm if math.isfinite(gradient_norm) else 0.0),
                 "since": self.since,
             }
         )

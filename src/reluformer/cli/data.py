@@ -1,0 +1,141 @@
+"""`reluformer data`: the public corpora, listed and downloaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from reluformer.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from reluformer.data.downloads.catalogue import Dataset
+    from reluformer.data.downloads.fetch import Progress
+    from reluformer.data.downloads.obtain import Outcome
+
+app = typer.Typer(
+    name="data",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Public parallel corpora: list them, download and convert them.\n\nExample: reluformer data get multi30k",
+)
+
+
+@app.command(name="list")
+def list_sets(as_json: AsJson = False) -> None:
+    """Show the public sets that can be downloaded, with their licences and checksums.
+
+    Example: reluformer data list
+    """
+    from reluformer.data.downloads.catalogue import DATASETS
+
+    if as_json:
+        typer.echo(json.dumps([_plain(dataset) for dataset in DATASETS.values()], indent=2))
+        return
+    console = Console(highlight=False)
+    for dataset in DATASETS.values():
+        console.print(f"[bold]{dataset.name}[/bold]  {'-'.join(dataset.languages)}  {dataset.title}")
+        rows = Table.grid(padding=(0, 2))
+        rows.add_row("  converted:", dataset.conversion)
+        rows.add_row("  licence:", dataset.licence)
+        rows.add_row("  size:", dataset.sizes)
+        rows.add_row("  checksum:", dataset.checksums)
+        console.print(rows)
+    console.print("\nA file whose checksum is unknown is trusted the first time and must be the same ever after.")
+
+
+@app.command(name="get")
+def get_set(
+    name: Annotated[str, typer.Argument(help="A set of `reluformer data list`.")],
+    to: Annotated[Path, typer.Option(help="Where to put it: DIR/NAME/{train,valid,test}.jsonl.gz.")] = Path("data"),
+    mirror: Annotated[
+        str | None, typer.Option(metavar="URL", help="Another server, in place of scheme and host of every address.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Download a public set, check it and convert it to documents. What is there already is kept.
+
+    Example: reluformer data get multi30k --to data
+    """
+    from reluformer.data.downloads.catalogue import find
+    from reluformer.data.downloads.obtain import obtain
+
+    dataset = find(name)
+    with _progress() as progress:
+        outcome = obtain(dataset, to, mirror=mirror, progress=progress)
+    if as_json:
+        typer.echo(
+            json.dumps({"directory": str(outcome.directory), "fresh": outcome.fresh, **outcome.record}, indent=2)
+        )
+        return
+    _report(dataset, outcome)
+
+
+def _plain(dataset: Dataset) -> dict[str, Any]:
+    files = [
+        {
+            "url": file.url,
+            "size": file.size,
+            "checksum": f"{file.checksum.algorithm}:{file.checksum.digest}" if file.checksum else "unknown",
+            "checksum_source": file.checksum.source if file.checksum else None,
+        }
+        for file in dataset.files
+    ]
+    return {
+        "name": dataset.name,
+        "title": dataset.title,
+        "languages": list(dataset.languages),
+        "licence": dataset.licence,
+        "citation": dataset.citation,
+        "conversion": dataset.conversion,
+        "files": files,
+    }
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """A bar for each file on standard error, where that is a terminal."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+        tasks: dict[str, Any] = {}
+
+        def show(file: str, received: int, total: int | None) -> None:
+            if file not in tasks:
+                tasks[file] = bars.add_task(file, total=total)
+            bars.update(tasks[file], completed=received, total=total)
+
+        yield show
+
+
+def _report(dataset: Dataset, outcome: Outcome) -> None:
+    console = Console()
+    table = Table(title=dataset.title, title_justify="left")
+    for column in ("split", "documents", "sentences", "left out", "file"):
+        table.add_column(column, justify="left" if column in ("split", "file") else "right", overflow="fold")
+    for split, path in outcome.paths.items():
+        written = outcome.record["splits"][split]
+        left_out = sum(reason["count"] for reason in written["left_out"].values())
+        counts = (f"{number:,}" for number in (written["documents"], written["sentences"], left_out))
+        table.add_row(split, *counts, escape(str(path)))
+    console.print(table)
+    if not outcome.fresh:
+        console.print("It was there already; nothing was downloaded.")
+    unknown = sum(entry["published_checksum"] == "unknown" for entry in outcome.record["files"].values())
+    if unknown:
+        console.print(f"checksum: unknown for {unknown} of {len(dataset.files)} files, recorded in downloads.json.")
+    source, target = dataset.languages
+    typer.echo(f"Licence: {dataset.licence}. Cite: {dataset.citation}.")
+    typer.echo("In a recipe:\ndata:")
+    for split, path in outcome.paths.items():
+        typer.echo(f"  {split}: {{path: {json.dumps(str(path))}}}")
+    typer.echo(f"  source_lang: {source}\n  target_lang: {target}")

@@ -1,0 +1,199 @@
+"""The public sets that can be downloaded, as frozen data.
+
+A checksum stands here only where somebody publishes it; `source` says who. Everywhere
+else it is None, and the first download decides (see `obtain`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import urlsplit, urlunsplit
+
+from reluformer.errors import ArgumentError, UnknownNameError, nearest
+
+
+@dataclass(frozen=True)
+class Checksum:
+    """A digest of a file and who published it."""
+
+    algorithm: Literal["sha256", "md5"]
+    digest: str
+    source: str
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file at its public address; `size` is in bytes, where it is published."""
+
+    url: str
+    checksum: Checksum | None = None
+    size: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called in the directory of raw files."""
+        return urlsplit(self.url).path.rsplit("/", 1)[-1]
+
+    def address(self, mirror: str | None = None) -> str:
+        """Where it is downloaded from; `mirror` takes the place of scheme and host."""
+        if mirror is None:
+            return self.url
+        parts = urlsplit(mirror)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise ArgumentError(f"--mirror {mirror}: give scheme and host, as in https://mirror.example.org")
+        path = parts.path.rstrip("/") + urlsplit(self.url).path
+        return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A public set: what it is, where its files are, and what the conversion makes of them."""
+
+    name: str
+    title: str
+    languages: tuple[str, str]
+    files: tuple[RemoteFile, ...]
+    licence: str
+    citation: str
+    conversion: str
+
+    @property
+    def sizes(self) -> str:
+        """How much there is to download, as far as it is published."""
+        known = [file.size for file in self.files if file.size is not None]
+        unknown = len(self.files) - len(known)
+        parts = [f"{sum(known) / 1e6:,.0f} MB in {_files(len(known))}"] if known else []
+        return ", ".join(parts + [f"unknown for {_files(unknown)}"] * bool(unknown))
+
+    @property
+    def checksums(self) -> str:
+        """Which checksums are published, and by whom."""
+        known = [(file.checksum.algorithm, file.checksum.source) for file in self.files if file.checksum]
+        unknown = len(self.files) - len(known)
+        parts = [f"{key[0]} for {_files(known.count(key))} ({key[1]})" for key in dict.fromkeys(known)]
+        return ", ".join(parts + [f"unknown for {_files(unknown)}"] * bool(unknown))
+
+
+def _files(number: int) -> str:
+    return f"{number} file{'s' if number != 1 else ''}"
+
+
+def find(name: str) -> Dataset:
+    """The set called `name`."""
+    if name not in DATASETS:
+        raise UnknownNameError(f"unknown set '{name}'; {nearest(name, DATASETS)}")
+    return DATASETS[name]
+
+
+def _by_name(datasets: Iterable[Dataset]) -> dict[str, Dataset]:
+    return {dataset.name: dataset for dataset in datasets}
+
+
+def _multi30k(name: str, md5: str) -> RemoteFile:
+    url = f"https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw/{name}.gz"
+    return RemoteFile(url, Checksum("md5", md5, "torchtext"))
+
+
+def _maruf(name: str) -> RemoteFile:
+    commit = "1cb44c5ddd2cdf4f32ea74768a3389b52fc4db27"
+    return RemoteFile(f"https://raw.githubusercontent.com/sameenmaruf/selective-attn/{commit}/data/Europarl7/{name}")
+
+
+def _statmt(path: str, algorithm: Literal["sha256", "md5"], digest: str, size: int | None = None) -> RemoteFile:
+    source = "TensorFlow Datasets" if algorithm == "sha256" else "sacreBLEU"
+    return RemoteFile(f"https://www.statmt.org/{path}", Checksum(algorithm, digest, source), size)
+
+
+DATASETS: dict[str, Dataset] = _by_name(
+    [
+        Dataset(
+            name="multi30k",
+            title="Multi30k task 1: descriptions of 31,014 images",
+            languages=("en", "de"),
+            files=(
+                _multi30k("train.en", "0065d13af80720a55ca8153d126e6627"),
+                _multi30k("train.de", "81ff90b99829c0cd4b1b587d394afd39"),
+                _multi30k("val.en", "2b69aa9253948ac9f67e94917272dd40"),
+                _multi30k("val.de", "6e0e229eb049e3fc99a1ef02fb2d5f91"),
+                _multi30k("test_2016_flickr.en", "ff2c0fcb4893a13bd73414306bc250ae"),
+                _multi30k("test_2016_flickr.de", "efd67d314d98489b716b145475101932"),
+            ),
+            licence="research use; the images belong to their Flickr owners",
+            citation="Elliott et al. (2016), Multi30K: Multilingual English-German Image Descriptions",
+            conversion="a sentence pair is a document; test is test_2016_flickr",
+        ),
+        Dataset(
+            name="iwslt14",
+            title="IWSLT 2014: TED talks",
+            languages=("de", "en"),
+            files=(RemoteFile("https://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz"),),
+            licence="CC BY-NC-ND 3.0 (TED)",
+            citation="Cettolo et al. (2014), Report on the 11th IWSLT Evaluation Campaign",
+            conversion=(
+                "a talk is a document, without its title and description; every 23rd training talk is valid; "
+                "test joins dev2010, dev2012 (TEDx), tst2010, tst2011 and tst2012, as fairseq does"
+            ),
+        ),
+        Dataset(
+            name="europarl7",
+            title="Europarl: valid and test of Maruf et al. (2019), train from Europarl v9",
+            languages=("en", "de"),
+            files=(
+                _maruf("concatenated_en2de_dev_en.txt"),
+                _maruf("concatenated_en2de_dev_de.txt"),
+                _maruf("concatenated_en2de_test_en.txt"),
+                _maruf("concatenated_en2de_test_de.txt"),
+                _statmt(
+                    "europarl/v9/training/europarl-v9.de-en.tsv.gz",
+                    "sha256",
+                    "c2aef75d81bf06b22e4a9237319c1d53ba9668a13cb155c6b1361182cd3abc84",
+                    204_454_328,
+                ),
+            ),
+            licence="no known copyright restrictions (Europarl)",
+            citation=(
+                "Koehn (2005), Europarl: A Parallel Corpus for Statistical Machine Translation; "
+                "Maruf et al. (2019), Selective Attention for Context-aware Neural Machine Translation"
+            ),
+            conversion=(
+                "documents as marked in the sources; train is not the one of Maruf et al., which is not public: "
+                "it is Europarl v9 without the documents that share a sentence of ten words with valid or test"
+            ),
+        ),
+        Dataset(
+            name="wmt14",
+            title="WMT 2014: Europarl v7, Common Crawl, News Commentary v9; newstest2013 and 2014",
+            languages=("en", "de"),
+            files=(
+                _statmt(
+                    "wmt13/training-parallel-europarl-v7.tgz",
+                    "sha256",
+                    "0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7",
+                    657_632_379,
+                ),
+                _statmt(
+                    "wmt13/training-parallel-commoncrawl.tgz",
+                    "sha256",
+                    "c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5",
+                    918_311_367,
+                ),
+                _statmt(
+                    "wmt14/training-parallel-nc-v9.tgz",
+                    "sha256",
+                    "cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485",
+                    80_418_416,
+                ),
+                _statmt("wmt13/test.tgz", "md5", "48eca5d02f637af44e85186847141f67"),
+                _statmt("wmt14/test-full.tgz", "md5", "a8cd784e006feb32ac6f3d9ec7eb389a"),
+            ),
+            licence="research use (WMT)",
+            citation="Bojar et al. (2014), Findings of the 2014 Workshop on Statistical Machine Translation",
+            conversion=(
+                "in train a sentence pair is a document, for its sources mark none; "
+                "valid (newstest2013) and test (newstest2014, all 3,003 sentences) keep theirs"
+            ),
+        ),
+    ]
+)
