@@ -21,19 +21,20 @@ from reluformer.config import ModelConfig
 from reluformer.errors import ConfigError, StorageError, nearest
 
 FORMAT = 1
+KIND = "reluformer"
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 
 
-def save(directory: Path, config: ModelConfig, state: Mapping[str, Tensor]) -> None:
-    """Write a model; tensors that are shared are written once."""
+def save(directory: Path, config: ModelConfig, state: Mapping[str, Tensor], tokenizer: str | None = None) -> None:
+    """Write a model; tensors that are shared are written once. `tokenizer` is its fingerprint."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         partial = directory / f".{WEIGHTS}.partial"
         save_file(_without_aliases(state), partial, metadata={"format": "pt"})
         os.replace(partial, directory / WEIGHTS)
-        content = {"format": FORMAT, "kind": "reluformer", "model": config.model_dump(mode="json")}
-        write_json(directory / CONFIG, content)
+        model = config.model_dump(mode="json")
+        write_json(directory / CONFIG, {"format": FORMAT, "kind": KIND, "model": model, "tokenizer": tokenizer})
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise StorageError(f"{directory}: cannot save the model: {reason}") from error
@@ -46,8 +47,26 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     os.replace(partial, path)
 
 
+def tokenizer_fingerprint(directory: Path) -> str | None:
+    """Which tokenizer the saved model was trained with; None where it was saved without one."""
+    fingerprint = _content(directory).get("tokenizer")
+    return fingerprint if isinstance(fingerprint, str) else None
+
+
 def load_config(directory: Path) -> ModelConfig:
-    """The configuration of a saved model, or an error that says what the directory is instead."""
+    """The configuration of a saved model."""
+    path = directory / CONFIG
+    values = _content(directory).get("model")
+    if not isinstance(values, dict):
+        raise StorageError(f"{path}: the section 'model' is missing; save the model again")
+    try:
+        return ModelConfig.parse(values, where=str(path))
+    except ConfigError as error:
+        raise StorageError(str(error)) from None
+
+
+def _content(directory: Path) -> dict[str, Any]:
+    """config.json, or an error that says what the directory is instead."""
     if not directory.is_dir():
         raise StorageError(f"{directory}: no such directory; give the one that holds {CONFIG} and {WEIGHTS}")
     path = directory / CONFIG
@@ -57,19 +76,13 @@ def load_config(directory: Path) -> ModelConfig:
         raise StorageError(f"{directory}: holds no {CONFIG}, so it is not a saved model") from None
     except (OSError, ValueError) as error:
         raise StorageError(f"{path}: damaged, not readable as JSON ({error}); save the model again") from None
-    if not isinstance(content, dict) or content.get("kind") != "reluformer":
+    if not isinstance(content, dict) or content.get("kind") != KIND:
         raise StorageError(f'{path}: written by another program, not by reluformer; it has no "kind": "reluformer"')
     if content.get("format") != FORMAT:
         raise StorageError(
             f"{path}: format {content.get('format')!r}, this version reads {FORMAT}; install the version that wrote it"
         )
-    values = content.get("model")
-    if not isinstance(values, dict):
-        raise StorageError(f"{path}: the section 'model' is missing; save the model again")
-    try:
-        return ModelConfig.parse(values, where=str(path))
-    except ConfigError as error:
-        raise StorageError(str(error)) from None
+    return content
 
 
 def load_weights(directory: Path, model: nn.Module) -> None:

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from reluformer import storage
 from reluformer.config.decoding import DecodingConfig
 from reluformer.decoding.translator import Translator, load
 from reluformer.errors import ArgumentError, StorageError
+from reluformer.model import ReLUFormer
 
 TEXT = "The cat saw a dog. It ran home.\n\n  A dog ran.\n"
 
@@ -93,4 +95,13 @@ def test_directories_that_hold_no_translator(run, tmp_path, make_model):
         load(run)
     (run / "tokenizer.json").unlink()
     with pytest.raises(StorageError, match="holds a model but no tokenizer"):
+        load(run)
+
+
+def test_another_tokenizer_of_the_same_size_is_refused(run, tokenizer):
+    model = ReLUFormer.load(run)
+    storage.save(run, model.config, model.state_dict(), tokenizer.fingerprint)
+    assert load(run).tokenizer.fingerprint == tokenizer.fingerprint
+    storage.save(run, model.config, model.state_dict(), "0" * 64)
+    with pytest.raises(StorageError, match="not the tokenizer that the model was trained with"):
         load(run)

@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import shutil
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,15 +16,48 @@ from rich.table import Table
 from reluformer import __version__
 from reluformer.cli.options import AsJson, Plugins
 
-EXTRAS = {"matplotlib": "plots"}
+if TYPE_CHECKING:
+    from reluformer.training.resume_check import ResumeCheck
+
+EXTRAS = {"matplotlib": "plots", "translate": "formats", "tensorboard": "tensorboard"}
 
 
-def doctor(plugin: Plugins = [], as_json: AsJson = False) -> None:  # noqa: B006
+def doctor(
+    resume_check: Annotated[
+        bool, typer.Option("--resume-check", help="Prove that a killed training goes on bit for bit here.")
+    ] = False,
+    plugin: Plugins = [],  # noqa: B006
+    as_json: AsJson = False,
+) -> None:
     """Show the machine, the versions, the rules and the implementations that can be used here.
 
-    Example: reluformer doctor --plugin my_rules.py
+    Example: reluformer doctor --resume-check
     """
     findings = examine()
+    exact = True
+    if resume_check:
+        from reluformer.training.resume_check import resume_check as check
+
+        with Console(stderr=True).status("training, killing and resuming a tiny model"):
+            result = check()
+        exact = result.exact
+        findings["resume"] = _resume_sentence(result)
+    _show(findings, as_json)
+    if not exact:
+        raise typer.Exit(1)
+
+
+def _resume_sentence(result: ResumeCheck) -> str:
+    killed = ", ".join(map(str, result.killed_after))
+    if result.exact:
+        return f"exact: killed after updates {killed} of {result.updates}, all losses equal bit for bit"
+    return (
+        f"NOT exact: killed after updates {killed}, the losses differ from update {result.first_difference} on; "
+        "this machine's arithmetic depends on more than its input"
+    )
+
+
+def _show(findings: dict[str, Any], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(findings, indent=2))
         return

@@ -9,6 +9,7 @@ from typing import Any, overload
 import torch
 import yaml
 
+from reluformer import storage
 from reluformer.config.decoding import DecodingConfig
 from reluformer.data import formats
 from reluformer.data.formats import TextFormat
@@ -39,6 +40,11 @@ def load(directory: str | Path, device: str | torch.device = "cpu", **decoding: 
         raise StorageError(
             f"{directory}: the tokenizer has {tokenizer.vocab_size} entries, the model {model.config.vocab_size}; "
             "use the tokenizer that the model was trained with"
+        )
+    if storage.tokenizer_fingerprint(directory) not in (None, tokenizer.fingerprint):
+        raise StorageError(
+            f"{directory}: this is not the tokenizer that the model was trained with; copy tokenizer.json and "
+            "tokenizer.meta.json from the model's own run"
         )
     return Translator(model.to(device).eval(), tokenizer, _decoding_of(directory).replace(**decoding))
 

@@ -277,7 +277,7 @@ def _save_model(trainer: Trainer, run: RunDirectory, tokenizer: Tokenizer) -> st
         weights, kind = {name: weight.detach() for name, weight in best.named_parameters()}, "best"
     if trainer.processes.is_main:
         tokenizer.save(run.path)
-        storage.save(run.path, trainer.model.config, weights)
+        storage.save(run.path, trainer.model.config, weights, tokenizer.fingerprint)
     trainer.processes.wait()
     return kind
 

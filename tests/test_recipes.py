@@ -1,0 +1,44 @@
+"""Every recipe in configs/ is valid, builds its model at its own size, and trains when it is made small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import reluformer as rf
+from reluformer.config import Recipe, load_yaml
+from reluformer.training import train
+from reluformer.training.progress import SilentProgress
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+RECIPES = sorted(CONFIGS.glob("*.yaml"))
+SMALL = [
+    *(f"data.{split}={{embedded: {{documents: 12, sentences: [2, 4]}}}}" for split in ("train", "valid", "test")),
+    "data.tokenizer={vocab_size: 400}",
+    *("model.width=16", "model.heads=2", "model.slots=24", "model.encoder_layers=1", "model.decoder_layers=1"),
+    *("training.updates=2", "training.warmup=1", "training.tokens_per_batch=512", "training.accumulate=1"),
+    *("training.validate_every=2", "training.validate_bleu=0", "training.precision=fp32"),
+]
+
+
+def test_the_recipes_of_the_design_are_there() -> None:
+    assert {"demo", "multi30k", "europarl7-doc", "iwslt14", "europarl7", "wmt14"} <= {path.stem for path in RECIPES}
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_it_builds_at_its_own_size(path: Path) -> None:
+    recipe = load_yaml(Recipe, path)
+    with torch.device("meta"):
+        model = rf.ReLUFormer(recipe.model_config_for(recipe.data.tokenizer.vocab_size))
+    assert model.parameter_count() > 100_000
+    assert path.read_text(encoding="utf-8").startswith("# ")
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_it_trains_when_made_small(path: Path, tmp_path: Path) -> None:
+    recipe = load_yaml(Recipe, path, SMALL)
+    result = train(recipe, tmp_path / "run", progress=SilentProgress())
+    assert (result.status, result.step) == ("finished", 2)
+    assert rf.load(tmp_path / "run").translate_documents([["A lamp."]])[0][0] is not None
