@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from reluformer import __version__
-from reluformer.cli import data, demo, doctor, prepare, study, train
+from reluformer.cli import data, demo, doctor, evaluate, inspect, prepare, score, study, train, translate
 from reluformer.errors import ReluformerError
 
 app = typer.Typer(
@@ -28,6 +28,10 @@ app.command(name="demo")(demo.demo)
 app.add_typer(data.app, name="data")
 app.command(name="prepare")(prepare.prepare)
 app.command(name="train")(train.train)
+app.command(name="translate")(translate.translate)
+app.command(name="score")(score.score)
+app.command(name="evaluate")(evaluate.evaluate)
+app.command(name="inspect")(inspect.inspect)
 app.command(name="study")(study.study)
 app.command(name="doctor")(doctor.doctor)
 

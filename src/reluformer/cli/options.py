@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from reluformer.errors import ConfigError
+
 
 def _load_plugins(paths: list[Path]) -> list[Path]:
     for path in paths:
@@ -16,6 +18,17 @@ def _load_plugins(paths: list[Path]) -> list[Path]:
     return paths
 
 
+def decoding_changes(settings: list[str], **options: int | float | str | None) -> dict[str, int | float | str]:
+    """Keys of `DecodingConfig` from `--set key=value` and from options of their own that were given."""
+    changes: dict[str, int | float | str] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"--set {setting}: write it as key=value, e.g. --set context_sentences=1")
+        changes[key.strip().removeprefix("decoding.")] = value.strip()
+    return {**changes, **{name: value for name, value in options.items() if value is not None}}
+
+
 Plugins = Annotated[
     list[Path],
     typer.Option(
@@ -23,6 +36,19 @@ Plugins = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print figures as JSON.")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run, e.g. runs/demo.", show_default=False)]
+Beam = Annotated[int | None, typer.Option("--beam", min=1, help="Hypotheses kept; 1 is greedy.", show_default=False)]
+LengthPenalty = Annotated[
+    float | None, typer.Option("--length-penalty", min=0, help="0 prefers short translations.", show_default=False)
+]
+Settings = Annotated[
+    list[str],
+    typer.Option("--set", metavar="KEY=VALUE", help="Another key of the decoding section; repeat for more."),
+]
+Device = Annotated[str, typer.Option("--device", help="cpu, cuda, ...; auto takes the GPU where there is one.")]
+SplitterName = Annotated[
+    str, typer.Option("--splitter", help="Where sentences end in running text: simple, none (every line) or pysbd.")
+]
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML file, as in configs/.")]
 Overrides = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change one value, as in training.lr=3e-4; repeatable.")

@@ -46,7 +46,7 @@ FREE_TO_CHANGE = frozenset(
 """Keys of `training` that may differ when a run goes on: they do not change its mathematics."""
 
 _BEST = "best.json"
-_OURS = ("recipe.yaml", "status.json", "log.jsonl", "checkpoints", "best", "data", "tensorboard")
+_OURS = ("recipe.yaml", "status.json", "log.jsonl", "checkpoints", "best", "data", "tensorboard", "evaluation")
 _OURS_AT_THE_END = (storage.CONFIG, storage.WEIGHTS, "tokenizer.json", "tokenizer.meta.json")
 
 

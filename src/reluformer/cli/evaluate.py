@@ -1,0 +1,197 @@
+"""`reluformer evaluate`: a run's own test split, translated and scored."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from reluformer import __version__
+from reluformer.cli import models
+from reluformer.cli.options import AsJson, Beam, Device, LengthPenalty, Plugins, Run, Settings, decoding_changes
+from reluformer.cli.progress import sentence_bar
+from reluformer.cli.score import compare_systems, print_comparisons
+from reluformer.errors import ArgumentError, DataError
+
+if TYPE_CHECKING:
+    from reluformer.data.document import Document
+    from reluformer.data.embedded import DiscourseScores
+    from reluformer.scoring import Comparison, Scores
+
+
+class EvaluatedSplit(StrEnum):
+    """What a model may be judged by."""
+
+    valid = "valid"
+    test = "test"
+
+
+def evaluate(
+    run: Run,
+    split: Annotated[EvaluatedSplit, typer.Option(help="Which split of the run's recipe.")] = EvaluatedSplit.test,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first documents.", show_default=False)] = None,
+    against: Annotated[
+        Path | None, typer.Option(metavar="OTHER_RUN", help="A baseline, on the same documents: paired bootstrap.")
+    ] = None,
+    sentence_level: Annotated[bool, typer.Option("--sentence-level", help="Read each sentence alone.")] = False,
+    beam: Beam = None,
+    length_penalty: LengthPenalty = None,
+    settings: Settings = [],  # noqa: B006
+    device: Device = "auto",
+    plugin: Plugins = [],  # noqa: B006
+    as_json: AsJson = False,
+) -> None:
+    """Translate a split of the run's corpus and score it: BLEU, d-BLEU, chrF, by length.
+
+    For the embedded corpus also how many pronouns and terms are right, which
+    takes reading across sentences. Writes RUN/evaluation/SPLIT.json and the
+    translations, SPLIT.jsonl; with --limit or --sentence-level the names say so.
+
+    Example: reluformer evaluate runs/demo --split test --against runs/baseline
+    """
+    models.check_recipe(run)
+    for path in (run, against):
+        if path is not None:
+            models.check_model(path)
+    documents, embedded = _documents(run, split, limit)
+    changes = decoding_changes(settings, beam=beam, length_penalty=length_penalty)
+    if sentence_level:
+        changes["window_tokens"] = "sentence"
+    systems = [
+        _examine(path, documents, embedded, device, changes, path.resolve().name)
+        for path in (run, against)
+        if path is not None
+    ]
+    references = [document.tgt or () for document in documents]
+    comparisons = compare_systems([(str(system.run), system.hypotheses) for system in systems], references)
+    content = {
+        "reluformer": __version__,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "split": str(split),
+        "limit": limit,
+        "sentence_level": sentence_level,
+        **systems[0].to_dict(),
+        "against": [system.to_dict() for system in systems[1:]],
+        "comparisons": [comparison.to_dict() for comparison in comparisons],
+    }
+    name = f"{split}{'-sentences' if sentence_level else ''}{f'-first-{limit}' if limit else ''}"
+    place = _keep(run / "evaluation", name, content, documents, systems[0].hypotheses)
+    if as_json:
+        typer.echo(json.dumps(content, indent=2))
+    else:
+        _show(systems, comparisons, len(documents), place)
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A run's translations of the split and what they are worth."""
+
+    run: Path
+    hypotheses: list[list[str]]
+    scores: Scores
+    discourse: DiscourseScores | None
+    decoding: dict[str, Any]
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "run": str(self.run),
+            "decoding": self.decoding,
+            "seconds": round(self.seconds, 2),
+            "scores": self.scores.to_dict(),
+            "discourse": None if self.discourse is None else self.discourse.to_dict(),
+        }
+
+
+def _documents(run: Path, split: EvaluatedSplit, limit: int | None) -> tuple[list[Document], bool]:
+    """The split as the recipe names it, and whether it is generated."""
+    from reluformer.data.readers import read_documents
+
+    data = models.read_recipe(run).data
+    source = data.test if split == EvaluatedSplit.test else data.valid
+    if source is None:
+        others = [name for name in ("test", "valid") if getattr(data, name) is not None]
+        hint = f"use --split {others[0]}" if others else "add it to the recipe, and to recipe.yaml of the run"
+        raise ArgumentError(f"{run}: its recipe names no {split} split; {hint}")
+    languages = (data.source_lang, data.target_lang)
+    stream = read_documents(source, limits=data.limits, languages=languages, split=split.value)
+    documents = list(islice(stream, limit))
+    if not documents:
+        raise DataError(f"{run}: the {split} split of its recipe holds no documents")
+    return documents, source.embedded is not None
+
+
+def _examine(
+    run: Path, documents: list[Document], embedded: bool, device: str, changes: dict[str, Any], what: str
+) -> Examined:
+    from reluformer import scoring
+    from reluformer.data.embedded import document_from_id, score_discourse
+
+    translator = models.open_translator(run, device, **changes)
+    started = time.perf_counter()
+    with sentence_bar(what, sum(len(document.src) for document in documents)) as report:
+        hypotheses = translator.translate_documents([document.src for document in documents], report)
+    seconds = time.perf_counter() - started
+    scores = scoring.score(hypotheses, [document.tgt or () for document in documents])
+    discourse = None
+    if embedded:
+        discourse = score_discourse([document_from_id(document.id) for document in documents], hypotheses)
+    return Examined(run, hypotheses, scores, discourse, translator.config.model_dump(mode="json"), seconds)
+
+
+def _keep(
+    directory: Path, name: str, content: dict[str, Any], documents: list[Document], hypotheses: list[list[str]]
+) -> Path:
+    """Write the translations, then the figures; where the figures are."""
+    from reluformer.data.storage import write_text
+
+    lines = [
+        json.dumps({"id": document.id, "src": document.src, "tgt": document.tgt, "hyp": found}, ensure_ascii=False)
+        for document, found in zip(documents, hypotheses, strict=True)
+    ]
+    write_text(directory / f"{name}.jsonl", "".join(line + "\n" for line in lines))
+    write_text(directory / f"{name}.json", json.dumps(content, indent=2) + "\n")
+    return directory / f"{name}.json"
+
+
+def _show(systems: list[Examined], comparisons: list[Comparison], documents: int, place: Path) -> None:
+    console = Console()
+    for system in systems:
+        speed = system.scores.sentences / max(system.seconds, 1e-9)
+        console.print(f"{system.run}  {system.seconds:.1f} s, {speed:.1f} sentences/s", style="bold", markup=False)
+        console.print(system.scores.table())
+    if any(system.discourse is not None for system in systems):
+        console.print(_discourse_table(systems))
+    print_comparisons(console, comparisons, documents)
+    console.print(f"Wrote {place} and {place.with_suffix('.jsonl').name} beside it.", highlight=False, markup=False)
+
+
+def _discourse_table(systems: list[Examined]) -> Table:
+    """Shares that are right, a column a run."""
+    table = Table(title="what crosses sentences, right", title_justify="left")
+    table.add_column("")
+    table.add_column("cases", justify="right")
+    for system in systems:
+        table.add_column(system.run.resolve().name, justify="right")
+    columns = [_tallies(system.discourse) for system in systems if system.discourse is not None]
+    for label, first in columns[0].items():
+        if first["count"]:
+            shares = [column[label]["accuracy"] for column in columns]
+            table.add_row(label, str(first["count"]), *(f"{share:.1%}" for share in shares))
+    return table
+
+
+def _tallies(discourse: DiscourseScores) -> dict[str, dict[str, Any]]:
+    by_distance = {f"  antecedent {distance} back": tally for distance, tally in discourse.pronoun_by_distance.items()}
+    tallies = {"pronouns": discourse.pronoun, **by_distance, "terms": discourse.term}
+    return {label: tally.to_dict() for label, tally in tallies.items()}

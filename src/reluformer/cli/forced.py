@@ -1,0 +1,73 @@
+"""What `reluformer translate --score` prints: how likely a model finds a translation that is given."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from reluformer.cli.texts import Layouts
+from reluformer.errors import DataError
+
+if TYPE_CHECKING:
+    from reluformer.data.document import Document
+    from reluformer.data.formats import Skeleton
+    from reluformer.decoding.forced import TargetScore
+    from reluformer.decoding.translator import Translator
+
+Pair = tuple["Document", tuple[str, ...]]
+
+
+def pairs(source: Skeleton, target: Path, layouts: Layouts, source_name: str) -> list[Pair]:
+    """Each document of the source with its translation; in JSONL that is its "hyp" or "tgt"."""
+    from reluformer.scoring.hypotheses import read_hypotheses
+
+    if not source.documents:
+        raise DataError(f"{source_name}: holds no sentence, so there is nothing to score")
+    if ".jsonl" in target.suffixes[-2:]:
+        targets = [tuple(document) for document in read_hypotheses(target)]
+    else:
+        targets = [document.src for document in layouts.read(target).documents]
+    if len(targets) != len(source.documents):
+        raise DataError(
+            f"{target}: {len(targets)} documents, but {source_name} has {len(source.documents)}; "
+            "both must hold the same documents in the same order"
+        )
+    return list(zip(source.documents, targets, strict=True))
+
+
+def report(translator: Translator, pairs: Sequence[Pair], as_json: bool) -> str:
+    """Log-probabilities by sentence, as JSON or in columns; the total goes to standard error."""
+    scores = translator.score([source.src for source, _ in pairs], [target for _, target in pairs])
+    tokens = sum(len(score.tokens) for score in scores)
+    total = sum(score.total for score in scores)
+    if as_json:
+        entries = [_entry(pair, score) for pair, score in zip(pairs, scores, strict=True)]
+        summary = {"documents": entries, "total": total, "tokens": tokens, "perplexity": _perplexity(total, tokens)}
+        return json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
+    typer.echo(f"log-probability {total:.2f} of {tokens} tokens, perplexity {_perplexity(total, tokens):.2f}", err=True)
+    return "".join(
+        f"{source.id}\t{number}\t{value:.4f}\t{' '.join(sentence.split())}\n"
+        for (source, target), score in zip(pairs, scores, strict=True)
+        for number, (value, sentence) in enumerate(zip(score.sentences, target, strict=True), 1)
+    )
+
+
+def _entry(pair: Pair, score: TargetScore) -> dict[str, Any]:
+    source, target = pair
+    return {
+        "id": source.id,
+        "src": list(source.src),
+        "tgt": list(target),
+        "log_probability": score.total,
+        "sentences": list(score.sentences),
+        "tokens": list(score.tokens),
+    }
+
+
+def _perplexity(total: float, tokens: int) -> float:
+    return math.exp(min(-total / tokens, 700))

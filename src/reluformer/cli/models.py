@@ -1,0 +1,74 @@
+"""A run as the verbs take it: checked before any work, loaded when there is some."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reluformer.errors import ArgumentError, StorageError
+
+if TYPE_CHECKING:
+    from reluformer.config.recipe import Recipe
+    from reluformer.decoding.translator import Translator
+
+RECIPE = "recipe.yaml"
+MODEL = "config.json"
+
+
+def check_run(run: Path) -> None:
+    """Refuse what is no run, saying what it is instead."""
+    if not run.exists():
+        raise StorageError(f"{run}: no such directory; give that of a run, as `reluformer train` made it")
+    if not run.is_dir():
+        raise StorageError(f"{run}: is a file; give the directory of a run")
+    if not any((run / name).is_file() for name in (RECIPE, MODEL)):
+        raise StorageError(f"{run}: not a run, it holds neither {RECIPE} nor {MODEL}; `reluformer train` makes runs")
+
+
+def check_model(run: Path) -> None:
+    """Refuse what cannot translate, without loading it: input is read only for a run that can."""
+    check_run(run)
+    if (run / MODEL).is_file():
+        return
+    from reluformer.training.run import RunDirectory
+
+    status = RunDirectory(run).status.get("status", "not started")
+    raise StorageError(f"{run}: the run is {status} and has no model yet; `reluformer train` goes on with it")
+
+
+def check_recipe(run: Path) -> None:
+    """Refuse a model that does not say what it was trained on."""
+    check_run(run)
+    if not (run / RECIPE).is_file():
+        raise StorageError(f"{run}: a model without {RECIPE}; give the directory of the run that it comes from")
+
+
+def read_recipe(run: Path) -> Recipe:
+    """What the run was asked for."""
+    from reluformer.config.base import load_yaml
+    from reluformer.config.recipe import Recipe
+
+    return load_yaml(Recipe, run / RECIPE)
+
+
+def languages(run: Path) -> tuple[str, str]:
+    """What the run translates from and into; English and German where no recipe says."""
+    if not (run / RECIPE).is_file():
+        return "en", "de"
+    data = read_recipe(run).data
+    return data.source_lang, data.target_lang
+
+
+def open_translator(run: Path, device: str, **decoding: Any) -> Translator:
+    """The translator of a run on a device; `auto` is the GPU where there is one."""
+    import torch
+
+    from reluformer.decoding.translator import load
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ArgumentError(f"--device {device}: {str(error).splitlines()[0]}; use cpu") from None
+    return load(run, device, **decoding)

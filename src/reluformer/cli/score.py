@@ -1,0 +1,112 @@
+"""`reluformer score`: BLEU, d-BLEU and chrF of translations in files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from reluformer.cli.options import AsJson, Plugins
+from reluformer.errors import DataError
+
+if TYPE_CHECKING:
+    from reluformer.scoring import Comparison, Scores
+    from reluformer.scoring.metrics import Documents
+
+
+def score(
+    hypotheses: Annotated[
+        Path, typer.Argument(metavar="HYPOTHESES", help='Text or JSONL with "hyp" or "tgt".', show_default=False)
+    ],
+    references: Annotated[
+        Path, typer.Argument(metavar="REFERENCES", help='Text or JSONL with "tgt".', show_default=False)
+    ],
+    against: Annotated[
+        Path | None, typer.Option(metavar="OTHER", help="Hypotheses of a baseline: paired bootstrap.")
+    ] = None,
+    plugin: Plugins = [],  # noqa: B006
+    as_json: AsJson = False,
+) -> None:
+    """Score translations with sacreBLEU, overall and by document length, with signatures.
+
+    Text has one sentence a line and blank lines between documents; without
+    blank lines each sentence is a document. JSONL has one document a line.
+
+    Example: reluformer score hypotheses.jsonl references.jsonl --against baseline.jsonl
+    """
+    from reluformer import scoring
+
+    truth = read_references(references)
+    paths = [path for path in (hypotheses, against) if path is not None]
+    systems = [(str(path), scoring.read_hypotheses(path, like=truth)) for path in paths]
+    scores = []
+    for name, documents in systems:
+        try:
+            scores.append((name, scoring.score(documents, truth)))
+        except DataError as error:
+            raise DataError(f"{name}, compared with {references}: {error}") from None
+    comparisons = compare_systems(systems, truth)
+    if as_json:
+        typer.echo(json.dumps(_as_data(references, scores, comparisons), indent=2))
+        return
+    console = Console()
+    for name, figures in scores:
+        console.print(name, style="bold", highlight=False, markup=False)
+        console.print(figures.table())
+    print_comparisons(console, comparisons, len(truth))
+
+
+def read_references(path: Path) -> list[list[str]]:
+    """Documents of sentences: "tgt" of JSONL, also where a "hyp" stands beside it, or text."""
+    from reluformer.data.formats import read_text
+    from reluformer.scoring import read_hypotheses
+
+    if ".jsonl" not in path.suffixes[-2:]:
+        return read_hypotheses(path)
+    documents = []
+    for number, line in enumerate(read_text(path).removeprefix("\ufeff").split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path}, line {number}: not JSON: {error}") from None
+        sentences = record.get("tgt") if isinstance(record, dict) else None
+        if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
+            raise DataError(f'{path}, line {number}: expected {{"tgt": [sentences]}}, the reference translation')
+        documents.append(sentences)
+    return documents
+
+
+def compare_systems(systems: Sequence[tuple[str, Documents]], references: Documents) -> list[Comparison]:
+    """The first system against the second, if there is one, by sentences and, of several documents, by documents."""
+    from reluformer import scoring
+
+    if len(systems) < 2:
+        return []
+    (system, ours), (baseline, theirs) = systems
+    metrics: list[scoring.MetricName] = ["bleu", "d_bleu"] if len(references) > 1 else ["bleu"]
+    return [scoring.compare(theirs, ours, references, metric=metric, names=(baseline, system)) for metric in metrics]
+
+
+def print_comparisons(console: Console, comparisons: list[Comparison], documents: int) -> None:
+    """Tables, and a word on what could not be compared."""
+    for comparison in comparisons:
+        console.print(comparison.table())
+    if comparisons and documents < 2:
+        console.print("d-BLEU is not compared: a single document cannot be resampled.")
+
+
+def _as_data(references: Path, scores: list[tuple[str, Scores]], comparisons: list[Comparison]) -> dict[str, Any]:
+    (hypotheses, ours), *rest = scores
+    return {
+        "hypotheses": hypotheses,
+        "references": str(references),
+        "scores": ours.to_dict(),
+        "against": [{"hypotheses": name, "scores": theirs.to_dict()} for name, theirs in rest],
+        "comparisons": [comparison.to_dict() for comparison in comparisons],
+    }
