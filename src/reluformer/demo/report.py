@@ -26,7 +26,7 @@ def write(
         _figure(
             "Pronouns by distance",
             "Share of correct er / sie / es / ihn by sentences to the antecedent. Hollow: the same model reading "
-            "sentence by sentence.",
+            "sentence by sentence; it was trained on whole documents, so a lone sentence is strange to it.",
             lambda axis: _pronouns(axis, outcomes),
         ),
         _figure("Scores by length", "d-BLEU by words of the document.", lambda axis: _lengths(axis, outcomes)),
@@ -94,6 +94,7 @@ def _figure(title: str, caption: str, draw: Callable[[Any], None]) -> str:
     with plt.rc_context({"svg.fonttype": "none", "font.family": "sans-serif", "font.size": 10, "svg.hashsalt": "demo"}):
         figure, axis = plt.subplots(figsize=(4.6, 3.3), layout="constrained")
         draw(axis)
+        axis.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncol=2)
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(True, color="0.92", linewidth=0.8)
         axis.set_axisbelow(True)
@@ -112,7 +113,6 @@ def _learning(axis: Any, outcomes: Sequence[Outcome]) -> None:
         losses = [point["loss"] for point in outcome.history]
         axis.plot(tokens, losses, marker=MARKERS[name], color=COLOURS[name], label=outcome.system.title, markersize=4)
     axis.set(xlabel="million target tokens", ylabel="nats a token", yscale="log")
-    axis.legend(frameon=False)
 
 
 def _pronouns(axis: Any, outcomes: Sequence[Outcome]) -> None:
@@ -130,8 +130,9 @@ def _pronouns(axis: Any, outcomes: Sequence[Outcome]) -> None:
                 markerfacecolor=COLOURS[name] if filled else "white",
                 label=outcome.system.title if filled else None,
             )
+    axis.axhline(100 / 3, color="0.6", linewidth=1)
+    axis.annotate("chance", (0.99, 100 / 3), xycoords=("axes fraction", "data"), ha="right", va="bottom", color="0.4")
     axis.set(xlabel="sentences to the antecedent", ylabel="% correct", ylim=(0, 105))
-    axis.legend(frameon=False, loc="lower left")
 
 
 def _lengths(axis: Any, outcomes: Sequence[Outcome]) -> None:
@@ -144,7 +145,6 @@ def _lengths(axis: Any, outcomes: Sequence[Outcome]) -> None:
         axis.bar(places, heights, 0.36, color=COLOURS[name], hatch=hatch, edgecolor="white", label=outcome.system.title)
         axis.set_xticks(range(len(buckets)), [bucket.label for bucket in buckets])
     axis.set(xlabel="words", ylabel="d-BLEU", ylim=(0, 105))
-    axis.legend(frameon=False, loc="lower right")
 
 
 def _example(outcomes: Sequence[Outcome], documents: Sequence[EmbeddedDocument]) -> str:

@@ -38,8 +38,20 @@ class System:
     changes: tuple[str, ...]
 
 
+RELU = "{name: relu, gamma: 4}"
+"""gamma is unknown in the paper. With 4, row sums start near the 1 that the regulariser wants (0.56 sqrt(n) / gamma for
+n = 50), and the model learns about twice as fast here as with gamma = 1."""
+
 SYSTEMS = (
-    System("reluformer", "ReLUFormer", ("model.architecture=reluformer", "training.regularizer={}")),
+    System(
+        "reluformer",
+        "ReLUFormer",
+        (
+            "model.architecture=reluformer",
+            *(f"model.{place}={RELU}" for place in ("encoder_attention", "decoder_attention", "cross_attention")),
+            "training.regularizer={}",
+        ),
+    ),
     System("transformer", "Transformer", ("model.architecture=transformer", "training.regularizer=null")),
 )
 
@@ -106,8 +118,8 @@ def train_all(
         command += ["--run", str(directory / system.name), "--prepared", str(directory / "data")]
         for change in (*overrides, *system.changes):
             command += ["--set", change]
-        log = (directory / f"{system.name}.log").open("w", encoding="utf-8")
-        processes[system.name] = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        with (directory / f"{system.name}.log").open("w", encoding="utf-8") as log:
+            processes[system.name] = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
     runs = {system.name: RunDirectory(directory / system.name) for system in SYSTEMS}
     try:
         while any(process.poll() is None for process in processes.values()):
