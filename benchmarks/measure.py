@@ -17,6 +17,8 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler otherwise prints
 
 import torch
 
+import reluformer
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -28,12 +30,12 @@ class Timing:
 
 
 def interleaved(
-    competitors: Mapping[str, Callable[[], object]], repeats: int, warmup: int = 2, seconds: float = 2.0
+    competitors: Mapping[str, Callable[[], object]], repeats: int, warmup: int = 1, seconds: float = 1.0
 ) -> dict[str, Timing]:
     """Time every competitor `repeats` times, one after the other in turns.
 
     A call that is short is repeated within its turn, so that a turn takes a few
-    milliseconds; turns stop early once each competitor has used `seconds` and five turns.
+    milliseconds; a competitor stops early once it has used `seconds` and three turns.
     """
     loops = {}
     for name, call in competitors.items():
@@ -45,7 +47,7 @@ def interleaved(
     turns: dict[str, list[float]] = {name: [] for name in competitors}
     for turn in range(repeats):
         for name, call in competitors.items():
-            if turn >= 5 and sum(turns[name]) * loops[name] > seconds:
+            if turn >= 3 and sum(turns[name]) * loops[name] > seconds:
                 continue
             started = time.perf_counter()
             for _ in range(loops[name]):
@@ -77,11 +79,14 @@ def circumstances() -> dict[str, Any]:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return {
         "commit": commit.stdout.strip() or "unknown",
+        "reluformer": reluformer.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cpu": _cpu_name(),
         "vector_instructions": torch.backends.cpu.get_cpu_capability(),
+        "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "load": [round(load, 1) for load in os.getloadavg()],
     }
 
 

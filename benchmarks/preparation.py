@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import random
 import resource
 import subprocess
@@ -22,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from measure import circumstances, publish
 from reluformer.config.data import CorpusSource, DataConfig, SegmentConfig, TokenizerConfig
 from reluformer.data.prepare import prepare
 
@@ -88,6 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, nargs="+", default=[10**4, 10**5, 10**6], help="sizes of the corpora")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--out", type=Path, help="write the JSON to this file as well")
     parser.add_argument("--prepare", type=Path, nargs=2, metavar=("CORPUS", "DIRECTORY"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.prepare:
@@ -104,9 +105,7 @@ def main() -> None:
                 f"(after imports {run['megabytes_before']:,.0f} MB)",
                 flush=True,
             )
-    if options.json:
-        machine = {"machine": platform.machine(), "python": platform.python_version(), "system": platform.system()}
-        print(json.dumps({"benchmark": "preparation", **machine, "runs": runs}, indent=2))
+    publish({"benchmark": "preparation", **circumstances(), "runs": runs}, options.json, options.out)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,7 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -29,7 +25,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import reluformer
+from measure import circumstances, publish
 from reluformer.config import ModelConfig, RegularizerConfig
 from reluformer.config.training import TrainingConfig
 from reluformer.model import ReLUFormer
@@ -148,38 +144,10 @@ def _ratio(peer: list[float], own: list[float]) -> float:
     return round(statistics.median(p / o for p, o in zip(peer, own, strict=True)), 3)
 
 
-def surroundings() -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    try:
-        import transformers
-
-        peer = transformers.__version__
-    except ImportError:
-        peer = None
-    return {
-        "commit": commit,
-        "reluformer": reluformer.__version__,
-        "torch": torch.__version__,
-        "transformers": peer,
-        "python": platform.python_version(),
-        "cpu": _cpu_name(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "load": [round(value, 2) for value in os.getloadavg()],
-    }
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", nargs="?", const="-", help="write the figures to this file, or print them")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--out", type=Path, help="write the JSON to this file as well")
     parser.add_argument("--lengths", type=int, nargs="+", default=[64, 512, 1024, 2048])
     parser.add_argument("--tokens", type=int, default=4096, help="target tokens of a batch")
     parser.add_argument("--rounds", type=int, default=7)
@@ -200,13 +168,10 @@ def main() -> None:
         "what": "target tokens a second in training, and the ratio to MarianMTModel (sdpa) by wall and processor time",
         "model": SIZES,
         "step": "forward, label-smoothed loss, backward, clip, fused AdamW; no padding; fp32",
-        **surroundings(),
+        **circumstances(),
         "cells": cells,
     }
-    if arguments.json == "-":
-        print(json.dumps(result, indent=2))
-    elif arguments.json:
-        Path(arguments.json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    publish(result, arguments.json, arguments.out)
 
 
 if __name__ == "__main__":

@@ -11,17 +11,17 @@ what is not installed is left out and named.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from measure import circumstances, publish
 from reluformer.config import ModelConfig
 from reluformer.config.decoding import DecodingConfig
 from reluformer.decoding.outline import Outline
@@ -171,6 +171,7 @@ def ratios(speed: dict[str, float]) -> dict[str, dict[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON alone")
+    parser.add_argument("--out", type=Path, help="write the JSON to this file as well")
     parser.add_argument("--rounds", type=int, default=7, help="turns that are measured")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64], help="batch sizes")
     arguments = parser.parse_args()
@@ -188,9 +189,8 @@ def main() -> None:
                 beside = "".join(f"  {ratio:5.2f} x {peer}" for peer, ratio in ratios(speed).get(name, {}).items())
                 print(f"  {name:22} {tokens:8.0f} tokens/s{beside}")
     setting = {"source": SOURCE, "target": TARGET, "beam": BEAM, "rounds": arguments.rounds}
-    machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.processor()}
-    if arguments.json:
-        print(json.dumps({"setting": setting, "machine": machine, "batches": results}, indent=2))
+    figures = {"benchmark": "translation", "setting": setting, **circumstances(), "batches": results}
+    publish(figures, arguments.json, arguments.out)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ def clean_registry() -> Iterator[None]:
     yield
     rules._registry.clear()
     rules._registry.update(before)
+    rules._defaults.clear()
 
 
 def test_every_rule_of_the_design_is_registered() -> None:

@@ -39,10 +39,13 @@ __all__ = ["__version__", "rules", *_HOME]
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    if name in _MODULES:
-        return importlib.import_module(f"reluformer.{name}")
-    raise AttributeError(f"module 'reluformer' has no attribute '{name}'")
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    elif name in _MODULES:
+        value = importlib.import_module(f"reluformer.{name}")
+    else:
+        raise AttributeError(f"module 'reluformer' has no attribute '{name}'")
+    globals()[name] = value  # looked up once
+    return value
 
 
 def __dir__() -> list[str]:

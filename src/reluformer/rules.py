@@ -120,6 +120,8 @@ class Rowwise(Rule):
 # ------------------------------------------------------------------ the registry
 
 _registry: dict[str, Callable[..., Rule]] = {}
+_defaults: dict[str, Rule] = {}
+"""Rules that were asked for by name alone, made once."""
 _state = {"entry_points_loaded": False}
 R = TypeVar("R", bound=Callable[..., Any])
 
@@ -137,6 +139,7 @@ def register(
     def decorate(definition: R) -> R:
         if name in _registry and _registry[name] is not definition:
             raise ArgumentError(f"a rule named '{name}' is registered already; choose another name")
+        _defaults.pop(name, None)
         if isinstance(definition, type):
             if not issubclass(definition, (Pointwise, Rowwise)):
                 raise ArgumentError(f"rule '{name}': the class must derive from rules.Pointwise or rules.Rowwise")
@@ -177,6 +180,8 @@ def get(rule: str | Mapping[str, Any] | Rule) -> Rule:
     """A rule from its name, from `{"name": ..., option: ...}`, or as it is."""
     if isinstance(rule, Rule):
         return rule
+    if isinstance(rule, str) and rule in _defaults:
+        return _defaults[rule]
     if isinstance(rule, Mapping):
         options = dict(rule)
         name = options.pop("name", None)
@@ -199,7 +204,10 @@ def get(rule: str | Mapping[str, Any] | Rule) -> Rule:
             raise ArgumentError(
                 f"rule '{name}' has no option '{option}'; {nearest(option, valid) if valid else 'it takes none'}"
             )
-    return factory(**options)
+    made = factory(**options)
+    if not options:
+        _defaults[name] = made
+    return made
 
 
 def spec(rule: Rule) -> str | dict[str, Any]:

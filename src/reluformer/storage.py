@@ -1,22 +1,23 @@
 """A model on disk: a directory with config.json and model.safetensors, nothing executable.
 
-Files are written under a temporary name and renamed, the configuration last, so that a
-directory with a config.json is complete.
+Each file is written whole or not at all, the configuration last, so that a directory with
+a config.json is complete.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
+from reluformer import files
 from reluformer.config import ModelConfig
 from reluformer.errors import ConfigError, StorageError, nearest
 
@@ -29,22 +30,14 @@ WEIGHTS = "model.safetensors"
 def save(directory: Path, config: ModelConfig, state: Mapping[str, Tensor], tokenizer: str | None = None) -> None:
     """Write a model; tensors that are shared are written once. `tokenizer` is its fingerprint."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        partial = directory / f".{WEIGHTS}.partial"
-        save_file(_without_aliases(state), partial, metadata={"format": "pt"})
-        os.replace(partial, directory / WEIGHTS)
+        weights = serialize(_without_aliases(state), metadata={"format": "pt"})
+        with files.whole_file(directory / WEIGHTS) as file:
+            file.write(weights)
         model = config.model_dump(mode="json")
-        write_json(directory / CONFIG, {"format": FORMAT, "kind": KIND, "model": model, "tokenizer": tokenizer})
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise StorageError(f"{directory}: cannot save the model: {reason}") from error
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write JSON so that the file is either old or new, never half."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+        content = {"format": FORMAT, "kind": KIND, "model": model, "tokenizer": tokenizer}
+        files.write_json(directory / CONFIG, content)
+    except (StorageError, SafetensorError) as error:
+        raise StorageError(f"cannot save the model: {error}") from None
 
 
 def tokenizer_fingerprint(directory: Path) -> str | None:

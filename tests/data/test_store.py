@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from reluformer.data.segments import Segment
-from reluformer.data.storage import write_text
 from reluformer.data.store import SegmentStore, write_segments
 from reluformer.errors import StorageError
+from reluformer.files import write_text
 
 
 def segments(count: int, vocab_size: int = 1000) -> list[Segment]:

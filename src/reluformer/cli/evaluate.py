@@ -153,7 +153,7 @@ def _keep(
     directory: Path, name: str, content: dict[str, Any], documents: list[Document], hypotheses: list[list[str]]
 ) -> Path:
     """Write the translations, then the figures; where the figures are."""
-    from reluformer.data.storage import write_text
+    from reluformer.files import write_text
 
     lines = [
         json.dumps({"id": document.id, "src": document.src, "tgt": document.tgt, "hyp": found}, ensure_ascii=False)

@@ -81,7 +81,7 @@ def write(text: str, destination: Path | None) -> None:
     if destination is None:
         typer.echo(data, nl=False)
         return
-    from reluformer.data.storage import whole_file
+    from reluformer.files import whole_file
 
     with whole_file(destination) as file:
         file.write(gzip.compress(data, mtime=0) if destination.suffix == ".gz" else data)

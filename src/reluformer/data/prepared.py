@@ -15,10 +15,10 @@ from reluformer.config.data import DataConfig, Split
 from reluformer.data.document import Document
 from reluformer.data.readers import read_documents
 from reluformer.data.skipped import Skipped
-from reluformer.data.storage import read_json, write_text
 from reluformer.data.store import SegmentStore
 from reluformer.data.tokenizer import Tokenizer
 from reluformer.errors import ArgumentError, StorageError
+from reluformer.files import read_json, write_text
 
 FORMAT = 1
 MANIFEST = "manifest.json"

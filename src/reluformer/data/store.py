@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from reluformer.data.segments import Segment
-from reluformer.data.storage import whole_file
 from reluformer.errors import StorageError
+from reluformer.files import whole_file
 
 FORMAT = 1
 _FORMAT_KEY, _VOCABULARY_KEY = b"reluformer.segments", b"reluformer.vocab_size"

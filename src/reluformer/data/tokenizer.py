@@ -19,8 +19,8 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from reluformer.config.data import TokenizerConfig
-from reluformer.data.storage import read_json, write_text
 from reluformer.errors import DataError, StorageError
+from reluformer.files import read_json, write_text
 
 PAD, BEGIN, END, SEPARATOR, UNKNOWN = range(5)
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<sep>", "<unk>")

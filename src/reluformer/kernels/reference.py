@@ -10,6 +10,8 @@ is kept for the backward pass.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -25,12 +27,27 @@ def read(
     if stats:
         dense, statistics = weights(q, k, rule, visibility, bias, scale)
         return torch.matmul(dense.to(v.dtype), v), statistics
-    scores, n = _scores(q, k, bias, scale), _counts(visibility, q)
     if not isinstance(rule, Pointwise):
+        scores, n = _scores(q, k, bias, scale), _counts(visibility, q)
         return torch.matmul(rule.weights(scores, n, visibility.dense()).to(v.dtype), v), None
-    out = torch.matmul(rule.activations(scores, n, visibility.dense()).to(v.dtype), v)
+    if visibility.everything:
+        n, row_scale = _uniform(rule, visibility.slots)
+        if rule.homogeneity == 1 and bias is None and row_scale is not None:
+            scale, row_scale = scale * row_scale, None  # c ReLU(s) = ReLU(c s)
+        out = torch.matmul(rule.activate(_scores(q, k, bias, scale), n).to(v.dtype), v)
+        return (out if row_scale is None else out * row_scale), None
+    n = _counts(visibility, q)
+    out = torch.matmul(rule.activations(_scores(q, k, bias, scale), n, visibility.dense()).to(v.dtype), v)
+    row_factor = rule.row_scale(n)
+    return (out if row_factor is None else out * row_factor.to(out.dtype)), None
+
+
+@lru_cache(maxsize=1024)
+def _uniform(rule: Pointwise, slots: int) -> tuple[Tensor, float | None]:
+    """n as a scalar tensor, which decides no dtype, and the row scale, when every row sees all slots."""
+    n = torch.tensor(float(max(slots, 1)), dtype=torch.float64, device="cpu")
     row_scale = rule.row_scale(n)
-    return (out if row_scale is None else out * row_scale.to(out.dtype)), None
+    return n, None if row_scale is None else float(row_scale)
 
 
 def weights(

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import yaml
 from torch import Tensor
 
-from reluformer import storage
+from reluformer import files, storage
 from reluformer.config import ModelConfig
 from reluformer.config.base import load_yaml
 from reluformer.config.recipe import Recipe
@@ -75,7 +75,7 @@ class RunDirectory:
         return dict(content)
 
     def set_status(self, status: Status, **details: Any) -> None:
-        self._write("status.json", json.dumps({"status": status, **_plain(details)}, indent=2) + "\n")
+        files.write_json(self.path / "status.json", {"status": status, **_plain(details)})
 
     def recipe(self) -> Recipe:
         """The recipe of the run."""
@@ -95,7 +95,8 @@ class RunDirectory:
         self.set_recipe(recipe)
 
     def set_recipe(self, recipe: Recipe) -> None:
-        self._write("recipe.yaml", yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+        text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        files.write_text(self.path / "recipe.yaml", text)
 
     def check_continues(self, recipe: Recipe) -> None:
         """Refuse to go on with another recipe, naming the keys that differ."""
@@ -118,7 +119,7 @@ class RunDirectory:
         """Keep the weights of `step` as the best so far; best.json is there only while they are whole."""
         _delete(self.best / _BEST)
         storage.save(self.best, config, weights)
-        storage.write_json(self.best / _BEST, {"step": step})
+        files.write_json(self.best / _BEST, {"step": step})
 
     @property
     def best_step(self) -> int | None:
@@ -163,15 +164,6 @@ class RunDirectory:
         except OSError as error:
             raise StorageError(f"{self.path}: cannot be made: {error.strerror or error}") from None
 
-    def _write(self, name: str, text: str) -> None:
-        try:
-            self._make()
-            partial = self.path / f".{name}.partial"
-            partial.write_text(text, encoding="utf-8")
-            os.replace(partial, self.path / name)
-        except OSError as error:
-            raise StorageError(f"{self.path / name}: cannot be written: {error.strerror or error}") from None
-
 
 class RunLog:
     """One JSON object a line, in order of steps."""
@@ -208,12 +200,7 @@ class RunLog:
     def cut_after(self, step: int) -> None:
         """Forget what happened after `step`: it will happen again."""
         kept = [values for values in self.events() if values["step"] <= step and values["event"] != "end"]
-        partial = self.path.with_name(f".{self.path.name}.partial")
-        try:
-            partial.write_text("".join(json.dumps(values) + "\n" for values in kept), encoding="utf-8")
-            os.replace(partial, self.path)
-        except OSError as error:
-            raise StorageError(f"{self.path}: cannot be written: {error.strerror or error}") from None
+        files.write_text(self.path, "".join(json.dumps(values) + "\n" for values in kept))
 
 
 def _plain(value: Any) -> Any:

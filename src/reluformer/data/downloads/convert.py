@@ -14,8 +14,8 @@ from reluformer.data.downloads import marked_text
 from reluformer.data.downloads.archives import extract
 from reluformer.data.readers import read_documents
 from reluformer.data.skipped import Skipped
-from reluformer.data.storage import whole_file
 from reluformer.errors import DataError
+from reluformer.files import whole_file
 
 LEAKED = "document that shares a sentence with valid or test: dropped"
 LEAK_WORDS = 10

@@ -19,8 +19,8 @@ from reluformer.data.downloads.catalogue import Dataset, RemoteFile
 from reluformer.data.downloads.convert import CONVERTERS, Workspace, write_documents
 from reluformer.data.downloads.fetch import Digests, Patience, Progress, fetch, silent
 from reluformer.data.skipped import Skipped
-from reluformer.data.storage import write_text
 from reluformer.errors import DataError, StorageError
+from reluformer.files import write_text
 
 FORMAT = 1
 RECORD = "downloads.json"

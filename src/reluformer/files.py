@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -38,6 +38,11 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file whole or not at all."""
     with whole_file(path) as file:
         file.write(text.encode("utf-8"))
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object whole or not at all."""
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path, *, what: str, version: int) -> dict[str, Any]:
