@@ -20,26 +20,26 @@ def test_a_step_equals_the_model_on_the_whole_prefix(make_model, rule, norm, pos
     model = make_model(
         decoder_attention=rule, cross_attention=rule, encoder_attention=rule, ffn=rule, norm=norm, positions=positions
     )
-    _check_against_decode(model, widths=(4, 4, 2, 4))
+    _assert_equals_decode(model, widths=(4, 4, 2, 4))
 
 
 @pytest.mark.parametrize("rule", ["relu", "softmax", "sparsemax"])
 def test_one_beam_needs_no_table_of_ancestors(make_model, rule):
-    _check_against_decode(make_model(decoder_attention=rule, cross_attention=rule), widths=(1, 1, 1))
+    _assert_equals_decode(make_model(decoder_attention=rule, cross_attention=rule), widths=(1, 1, 1))
 
 
 @pytest.mark.parametrize("rule", ["relu", "softmax", "sparsemax"])
 def test_slots_without_descendants_are_forgotten_and_nothing_changes(make_model, rule):
-    beams = _check_against_decode(make_model(decoder_attention=rule), widths=(4,) * 40)
+    beams = _assert_equals_decode(make_model(decoder_attention=rule), widths=(4,) * 40)
     assert beams.table.size(1) < 100, "of the 162 slots that were written"
 
 
 def test_a_decoder_without_layers(make_model):
-    _check_against_decode(make_model(decoder_layers=0), widths=(3, 3))
+    _assert_equals_decode(make_model(decoder_layers=0), widths=(3, 3))
 
 
 def test_positions_have_no_end(make_model):
-    _check_against_decode(make_model(), widths=(2,), prefix_length=300)
+    _assert_equals_decode(make_model(), widths=(2,), prefix_length=300)
 
 
 def test_a_rule_of_a_users_own_that_changes_relu_is_not_taken_for_relu(make_model):
@@ -48,10 +48,10 @@ def test_a_rule_of_a_users_own_that_changes_relu_is_not_taken_for_relu(make_mode
             return torch.where(scores > 0, scores, 0.1 * scores)
 
     rule = Leaky()
-    _check_against_decode(make_model(decoder_attention=rule, cross_attention=rule, ffn=rule), widths=(3, 3))
+    _assert_equals_decode(make_model(decoder_attention=rule, cross_attention=rule, ffn=rule), widths=(3, 3))
 
 
-def _check_against_decode(model, widths, prefix_length=2):
+def _assert_equals_decode(model, widths, prefix_length=2):
     generator = torch.Generator().manual_seed(1)
 
     def tokens(*shape):
