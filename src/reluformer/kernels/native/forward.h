@@ -1,0 +1,133 @@
+// Forward: a task is a stretch of queries of one head, against all keys that they see.
+#pragma once
+
+struct ForwardBuffers {
+    float *out, *q, *keys, *values, *key_bias, *weights, *sums, *logs, *nonzeros;
+    int64_t out_stride, q_stride;
+
+    ForwardBuffers(Scratch& scratch, const Problem& problem, int64_t rows) {
+        rows = round_up(rows, QUERIES);
+        out_stride = round_up(problem.value_width, WIDTH);
+        q_stride = round_up(problem.width, WIDTH) + 16;
+        out = scratch.take(rows * out_stride);
+        q = scratch.take(QUERIES * q_stride);
+        keys = scratch.take(KEYS * problem.width);
+        values = scratch.take(KEYS * out_stride);
+        key_bias = scratch.take(KEYS);
+        weights = scratch.take(QUERIES * STRIDE);
+        sums = scratch.take(rows);
+        logs = scratch.take(rows);
+        nonzeros = scratch.take(rows);
+    }
+};
+
+// Adds a tile's share of sum a, sum a log a and the number of weights that are not zero.
+template <bool Logs>
+inline void add_sums(const ForwardBuffers& buffers, const QueryTile& rows, const KeyTile& tile, const uint32_t* live,
+                     int64_t first) {
+    for (int32_t i = 0; i < rows.count; ++i) {
+        Vector sum{}, logs{};
+        Integers nonzeros{};
+        for (int32_t panel = 0; panel < tile.panels(); ++panel) {
+            if (!(live[panel] >> (i / ROWS) & 1)) continue;
+            const float* from = buffers.weights + i * STRIDE + panel * WIDTH;
+            for (int side = 0; side < 2; ++side) {
+                const Vector a = load(from + side * LANES);
+                sum += a;
+                if (Logs) {
+                    logs += a * logarithm(a);
+                    nonzeros -= (a != 0.0f);
+                }
+            }
+        }
+        buffers.sums[first + i] += total(sum);
+        if (Logs) {
+            buffers.logs[first + i] += total(logs);
+            buffers.nonzeros[first + i] += total(__builtin_convertvector(nonzeros, Vector));
+        }
+    }
+}
+
+// The factor of a row's weights: its row scale, divided by delta + the row sum where the rule says so.
+INLINE float row_factor(const Problem& problem, float scale, float sum) {
+    return problem.delta < 0 ? scale : scale / (static_cast<float>(problem.delta) + scale * sum);
+}
+
+inline void finish_rows(const Problem& problem, const Rows& rows, const ForwardBuffers& buffers, int64_t b, int64_t h,
+                        int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+        const float sum = buffers.sums[i - begin], logs = buffers.logs[i - begin];
+        const float factor = row_factor(problem, rows.scale(b, i), sum);
+        const float* from = buffers.out + (i - begin) * buffers.out_stride;
+        float* to = problem.out.at(b, h, i);
+        int64_t c = 0;
+        for (; c + LANES <= problem.value_width; c += LANES) store(to + c, load(from + c) * factor);
+        for (; c < problem.value_width; ++c) to[c] = from[c] * factor;
+        const float mean_log = sum > 0 ? logs / sum : 0.0f;
+        if (problem.sum.data != nullptr) problem.sum.at(b, h)[i] = sum;
+        if (problem.mean_log.data != nullptr) problem.mean_log.at(b, h)[i] = mean_log;
+        if (problem.row_sum.data == nullptr) continue;
+        const int32_t n = rows.visible(b, i);
+        problem.row_sum.at(b, h)[i] = sum * factor;
+        problem.entropy.at(b, h)[i] = sum > 0 ? std::log(sum) - mean_log : 0.0f;
+        problem.zero_fraction.at(b, h)[i] = n > 0 ? (n - buffers.nonzeros[i - begin]) / n : 0.0f;
+    }
+}
+
+template <class Act>
+inline void forward_task(const Problem& problem, const Rows& rows, const ForwardBuffers& buffers, int64_t b, int64_t h,
+                         int64_t begin, int64_t end) {
+    const bool statistics = problem.row_sum.data != nullptr;
+    const bool sums = statistics || problem.sum.data != nullptr || problem.delta >= 0;
+    const float* key_bias = problem.key_bias.at(b, h);
+    std::memset(buffers.out, 0, sizeof(float) * (end - begin) * buffers.out_stride);
+    std::memset(buffers.sums, 0, sizeof(float) * (end - begin));
+    std::memset(buffers.logs, 0, sizeof(float) * (end - begin));
+    std::memset(buffers.nonzeros, 0, sizeof(float) * (end - begin));
+    const int32_t all = rows.visible(b, end - 1);
+    uint32_t live[PANELS];
+    for (int32_t first = 0; first < all; first += KEYS) {
+        const KeyTile tile{first, all - first < KEYS ? all - first : KEYS};
+        const int32_t* slots = rows.slots(b) + first;
+        pack_transposed(buffers.keys, problem.k, b, h, slots, tile.count, problem.width);
+        pack_panels(buffers.values, problem.v, b, h, slots, tile.count, problem.value_width);
+        if (key_bias != nullptr)
+            for (int32_t j = 0; j < tile.count; ++j) buffers.key_bias[j] = key_bias[slots[j]];
+        for (int64_t row = begin; row < end; row += QUERIES) {
+            const int64_t row_end = row + QUERIES < end ? row + QUERIES : end;
+            if (rows.visible(b, row_end - 1) <= first) continue;
+            const QueryTile queries = query_tile(rows, b, h, row, row_end, tile);
+            copy_rows(buffers.q, buffers.q_stride, problem.q, b, h, queries, problem.width,
+                      [&](int32_t) { return static_cast<float>(problem.scale); });
+            if (!activations<Act, false>(buffers.q, buffers.q_stride, buffers.keys, problem.width,
+                                         key_bias == nullptr ? nullptr : buffers.key_bias, queries, tile,
+                                         rows.biased(), buffers.weights, nullptr, live))
+                continue;
+            if (statistics) {
+                add_sums<true>(buffers, queries, tile, live, row - begin);
+            } else if (sums) {
+                add_sums<false>(buffers, queries, tile, live, row - begin);
+            }
+            add_rows_times_panels(buffers.out + (row - begin) * buffers.out_stride, buffers.out_stride,
+                                  buffers.weights, buffers.values, problem.value_width, queries, tile, live);
+        }
+    }
+    finish_rows(problem, rows, buffers, b, h, begin, end);
+}
+
+inline int64_t forward_floats(const Problem& problem, int64_t queries) {
+    Scratch counted;
+    ForwardBuffers(counted, problem, queries);
+    return counted.used();
+}
+
+inline void forward(const Problem& problem, const Rows& rows, float* memory, int64_t b, int64_t h, int64_t begin,
+                    int64_t end) {
+    Scratch scratch(memory);
+    const ForwardBuffers buffers(scratch, problem, end - begin);
+    switch (problem.activation) {
+        case RELU: return forward_task<Relu>(problem, rows, buffers, b, h, begin, end);
+        case RELU_SQUARED: return forward_task<ReluSquared>(problem, rows, buffers, b, h, begin, end);
+        default: return forward_task<Sigmoid>(problem, rows, buffers, b, h, begin, end);
+    }
+}

@@ -1,0 +1,15 @@
+#include "path_begin.h"
+#if defined(__x86_64__)
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma"))), apply_to = function)
+#else
+#pragma GCC target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")
+#endif
+#define LANES 16
+#define RELUFORMER_PATH path_avx512
+#define RELUFORMER_TABLE AVX512_PATH
+#include "path_body.h"
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

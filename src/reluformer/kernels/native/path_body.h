@@ -1,0 +1,13 @@
+// The body of a path_*.cpp, after LANES, RELUFORMER_PATH and RELUFORMER_TABLE are set.
+namespace RELUFORMER_PATH {
+#include "vectors.h"
+#include "product.h"
+#include "activations.h"
+#include "tiles.h"
+#include "forward.h"
+}  // namespace RELUFORMER_PATH
+
+const PathTable RELUFORMER_TABLE = {
+    RELUFORMER_PATH::forward_floats,
+    RELUFORMER_PATH::forward,
+};

@@ -1,0 +1,50 @@
+// What Python hands over: one read, or its gradient, as plain pointers, sizes and strides.
+// native/library.py mirrors these structs field by field; ABI counts their versions.
+#pragma once
+
+#include <cstdint>
+
+#define RELUFORMER_ABI 1
+
+// A float32 tensor (B, H, T, width): element strides of the first three, the last is contiguous.
+struct Tensor4 {
+    float* data;
+    int64_t batch, head, row;
+
+    float* at(int64_t b, int64_t h, int64_t t) const { return data + b * batch + h * head + t * row; }
+};
+
+// A float32 tensor (B, H, T), contiguous along T; the strides of B and H may be 0.
+struct Tensor3 {
+    float* data;
+    int64_t batch, head;
+
+    float* at(int64_t b, int64_t h) const { return data == nullptr ? nullptr : data + b * batch + h * head; }
+};
+
+enum Activation : int64_t { RELU = 0, RELU_SQUARED = 1, SIGMOID = 2 };
+enum Path : int64_t { PORTABLE = 0, AVX2 = 1, AVX512 = 2 };
+
+// w_ij = act(scale q_i k_j + row_bias_i + key_bias_j - [log_n] log n_i) * factor * n_i^-exponent,
+// then, where delta >= 0, divided by delta + its own row sum.
+struct Problem {
+    int64_t batches, heads, queries, slots, width, value_width;
+    int64_t causal, threads, path;
+    int64_t activation, log_n;
+    double scale, factor, exponent, delta;
+    Tensor4 q, k, v, out;
+    const uint8_t* key_mask;  // (B, Tk), 1 = visible, or null
+    int64_t mask_batch;       // its element stride along B
+    Tensor3 row_bias, key_bias;
+    // Sums over the activations a of each row, kept for the backward pass; null where nobody needs them.
+    Tensor3 sum, mean_log;  // A = sum a, and (sum a log a) / A
+    // Statistics of the weights; null where nobody asked.
+    Tensor3 row_sum, entropy, zero_fraction;
+};
+
+struct Gradient {
+    Problem forward;
+    Tensor4 d_out, d_q, d_k, d_v;
+    Tensor3 d_row_sum, d_entropy;      // null: no gradient
+    Tensor3 d_row_bias, d_key_bias;    // null: not wanted
+};
