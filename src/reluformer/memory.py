@@ -22,10 +22,13 @@ from torch import Tensor
 
 from reluformer import kernels, rules
 from reluformer.errors import ArgumentError
-from reluformer.kernels import RowStats, Visibility, reference
+from reluformer.kernels import Bias, RowKeyBias, RowStats, Visibility, reference
 from reluformer.rules import Rule
 
-__all__ = ["RowStats", "read", "weights"]
+__all__ = ["RowKeyBias", "RowStats", "read", "weights"]
+
+
+_AXES = {"bias.rows": "(B, H, Tq)", "bias.keys": "(B, H, Tk)", "bias": "(B, H, Tq, Tk)", "mask": "(B, H, Tq, Tk)"}
 
 
 @overload
@@ -37,7 +40,7 @@ def read(
     causal: bool = ...,
     key_mask: Tensor | None = ...,
     mask: Tensor | None = ...,
-    bias: Tensor | None = ...,
+    bias: Bias | None = ...,
     scale: float | None = ...,
     impl: str = ...,
     return_stats: Literal[False] = ...,
@@ -53,7 +56,7 @@ def read(
     causal: bool = ...,
     key_mask: Tensor | None = ...,
     mask: Tensor | None = ...,
-    bias: Tensor | None = ...,
+    bias: Bias | None = ...,
     scale: float | None = ...,
     impl: str = ...,
     *,
@@ -69,7 +72,7 @@ def read(
     causal: bool = False,
     key_mask: Tensor | None = None,
     mask: Tensor | None = None,
-    bias: Tensor | None = None,
+    bias: Bias | None = None,
     scale: float | None = None,
     impl: str = "auto",
     return_stats: bool = False,
@@ -77,7 +80,8 @@ def read(
     """(B,H,Tq,d), (B,H,Tk,d), (B,H,Tk,dv) -> (B,H,Tq,dv).
 
     key_mask (B,Tk) and mask (broadcasts to (B,H,Tq,Tk)) are boolean, True = visible.
-    bias is added to the scores and broadcasts likewise; it never changes visibility.
+    bias is added to the scores and broadcasts likewise, or is a RowKeyBias(rows, keys), which
+    adds rows_i + keys_j; it never changes visibility.
     scale defaults to 1/sqrt(d). In a causal read with Tq < Tk the queries are the last
     Tq positions. With return_stats, also per row: row_sum, entropy, zero_fraction and
     n_visible. The output norm of `rela` and `softmax_ln` is the layer's, not applied here.
@@ -99,7 +103,7 @@ def weights(
     causal: bool = False,
     key_mask: Tensor | None = None,
     mask: Tensor | None = None,
-    bias: Tensor | None = None,
+    bias: Bias | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, RowStats]:
     """The weights (B,H,Tq,Tk) that `read` would use, and their statistics."""
@@ -116,7 +120,7 @@ def _checked(
     causal: bool,
     key_mask: Tensor | None,
     mask: Tensor | None,
-    bias: Tensor | None,
+    bias: Bias | None,
 ) -> Visibility:
     """Refuse what does not fit, naming the argument and the fix."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
@@ -152,13 +156,20 @@ def _checked(
     if mask is not None:
         _check_boolean("mask", mask)
         _check_broadcasts("mask", mask, full)
-    if bias is not None:
-        if not bias.is_floating_point():
-            raise ArgumentError(
-                f"bias must be floating point, got {bias.dtype}; a boolean visibility goes into mask or key_mask"
-            )
-        _check_broadcasts("bias", bias, full)
+    if isinstance(bias, RowKeyBias):
+        _check_bias("bias.rows", bias.rows, full[:3])
+        _check_bias("bias.keys", bias.keys, (batch, heads, slots))
+    elif bias is not None:
+        _check_bias("bias", bias, full)
     return Visibility(queries, slots, q.device, causal, key_mask, mask)
+
+
+def _check_bias(name: str, tensor: Tensor, full: tuple[int, ...]) -> None:
+    if not tensor.is_floating_point():
+        raise ArgumentError(
+            f"{name} must be floating point, got {tensor.dtype}; a boolean visibility goes into mask or key_mask"
+        )
+    _check_broadcasts(name, tensor, full)
 
 
 def _check_boolean(name: str, tensor: Tensor) -> None:
@@ -171,7 +182,7 @@ def _check_boolean(name: str, tensor: Tensor) -> None:
 
 def _check_broadcasts(name: str, tensor: Tensor, full: tuple[int, ...]) -> None:
     aligned = zip(reversed(tensor.shape), reversed(full), strict=False)
-    if tensor.ndim > 4 or any(size not in (1, wanted) for size, wanted in aligned):
+    if tensor.ndim > len(full) or any(size not in (1, wanted) for size, wanted in aligned):
         raise ArgumentError(
-            f"{name} has shape {tuple(tensor.shape)}, which does not broadcast to (B, H, Tq, Tk) = {full}"
+            f"{name} has shape {tuple(tensor.shape)}, which does not broadcast to {_AXES[name]} = {full}"
         )

@@ -12,6 +12,7 @@ number of visible slots); a *row-wise* rule looks at the whole row.
     relu2         ReLU(s_j)^2 / (gamma * sqrt(3 n / 2))
     rela          as relu_plain                           gated RMS norm
     sigmoid       sigmoid(s_j - log n)
+    relu_norm     ReLU(s_j) / (delta + sum_l ReLU(s_l))
     sparsemax     Euclidean projection of s onto the simplex
     entmax15      1.5-entmax of s
 
@@ -117,6 +118,22 @@ class Rowwise(Rule):
         return self.normalize(scores, visible).masked_fill(~visible, 0)
 
 
+@dataclass(frozen=True)
+class RowNormalized(Rule):
+    """w_j / (delta + sum_l w_l), w the weights of the pointwise rule `inner`: one more plain sum a row."""
+
+    inner: ClassVar[Pointwise]
+    delta: float = 1.0
+    """What keeps a row without a positive score at zero, and one with low scores from reading in full."""
+
+    def __post_init__(self) -> None:
+        _positive(self, delta=self.delta)
+
+    def weights(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
+        weights = self.inner.weights(scores, n, visible)
+        return weights / (self.delta + weights.sum(-1, keepdim=True))
+
+
 # ------------------------------------------------------------------ the registry
 
 _registry: dict[str, Callable[..., Rule]] = {}
@@ -141,7 +158,7 @@ def register(
             raise ArgumentError(f"a rule named '{name}' is registered already; choose another name")
         _defaults.pop(name, None)
         if isinstance(definition, type):
-            if not issubclass(definition, (Pointwise, Rowwise)):
+            if not issubclass(definition, (Pointwise, Rowwise, RowNormalized)):
                 raise ArgumentError(f"rule '{name}': the class must derive from rules.Pointwise or rules.Rowwise")
             definition.name = name
             _registry[name] = definition
@@ -356,6 +373,14 @@ class SoftmaxLN(Softmax):
     """softmax, then a LayerNorm on what was read: the paper's cure for softmax in the FFN."""
 
     output_norm: ClassVar[OutputNorm | None] = "layer_norm"
+
+
+@register("relu_norm")
+@dataclass(frozen=True)
+class ReluNorm(RowNormalized):
+    """ReLU(s) / (delta + sum ReLU(s)): as sparse as ReLU, with a row sum below one at any n."""
+
+    inner: ClassVar[Pointwise] = ReluPlain()
 
 
 def _hide(scores: Tensor, visible: Tensor) -> Tensor:

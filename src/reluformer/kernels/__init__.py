@@ -5,14 +5,15 @@ from __future__ import annotations
 from torch import Tensor
 
 from reluformer.errors import ArgumentError, UnknownNameError, nearest
-from reluformer.kernels import reference, sdpa
+from reluformer.kernels import cpu, reference, sdpa
+from reluformer.kernels.bias import Bias, RowKeyBias
 from reluformer.kernels.statistics import RowStats
 from reluformer.kernels.visibility import Visibility
 from reluformer.rules import Rule, Softmax
 
-__all__ = ["IMPLEMENTATIONS", "RowStats", "Visibility", "run"]
+__all__ = ["IMPLEMENTATIONS", "Bias", "RowKeyBias", "RowStats", "Visibility", "run"]
 
-IMPLEMENTATIONS = ("auto", "reference", "sdpa")
+IMPLEMENTATIONS = ("auto", "reference", "sdpa", "cpu", "triton")
 
 
 def run(
@@ -22,7 +23,7 @@ def run(
     v: Tensor,
     rule: Rule,
     visibility: Visibility,
-    bias: Tensor | None,
+    bias: Bias | None,
     scale: float,
     stats: bool,
 ) -> tuple[Tensor, RowStats | None]:
@@ -35,6 +36,13 @@ def run(
             f"impl='sdpa' reads only softmax rules and without statistics, not rule '{rule.name}' with "
             f"return_stats={stats}; use impl='auto'"
         )
-    if fused and impl != "reference":
+    if fused and impl in ("auto", "sdpa"):
         return sdpa.read(q, k, v, visibility, bias, scale), None
+    if impl == "cpu" or (impl == "auto" and cpu.pays(q, visibility) and not cpu.refusal(q, rule, visibility, bias)):
+        return cpu.read(q, k, v, rule, visibility, bias, scale, stats)
+    if impl == "triton" or (impl == "auto" and q.is_cuda):
+        from reluformer.kernels import triton
+
+        if impl == "triton" or not triton.refusal(q, rule, visibility, bias):
+            return triton.read(q, k, v, rule, visibility, bias, scale, stats)
     return reference.read(q, k, v, rule, visibility, bias, scale, stats)

@@ -15,13 +15,14 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from reluformer.kernels.bias import Bias, dense_bias
 from reluformer.kernels.statistics import RowStats, row_stats
 from reluformer.kernels.visibility import Visibility
 from reluformer.rules import Pointwise, Rule
 
 
 def read(
-    q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility, bias: Tensor | None, scale: float, stats: bool
+    q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None, scale: float, stats: bool
 ) -> tuple[Tensor, RowStats | None]:
     """(B,H,Tq,d), (B,H,Tk,d), (B,H,Tk,dv) -> (B,H,Tq,dv), and the row statistics if asked."""
     if stats:
@@ -51,7 +52,7 @@ def _uniform(rule: Pointwise, slots: int) -> tuple[Tensor, float | None]:
 
 
 def weights(
-    q: Tensor, k: Tensor, rule: Rule, visibility: Visibility, bias: Tensor | None, scale: float
+    q: Tensor, k: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None, scale: float
 ) -> tuple[Tensor, RowStats]:
     """The weights themselves, (B, H, Tq, Tk), and their statistics."""
     visible = visibility.dense()
@@ -59,12 +60,13 @@ def weights(
     return dense, row_stats(dense, visible, visibility.counts())
 
 
-def _scores(q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+def _scores(q: Tensor, k: Tensor, bias: Bias | None, scale: float) -> Tensor:
     """scale * q k^T + bias, at least in float32: rules divide by n, which bfloat16 cannot count."""
     scores = torch.matmul(q * scale, k.transpose(-1, -2))
     if scores.dtype in (torch.bfloat16, torch.float16):
         scores = scores.float()
-    return scores if bias is None else scores + bias
+    added = dense_bias(bias)
+    return scores if added is None else scores + added
 
 
 def _counts(visibility: Visibility, q: Tensor) -> Tensor:

@@ -6,16 +6,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from reluformer.kernels.bias import Bias, dense_bias
 from reluformer.kernels.visibility import Visibility
 
 
-def read(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, bias: Tensor | None, scale: float) -> Tensor:
+def read(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, bias: Bias | None, scale: float) -> Tensor:
     """(B,H,Tq,d), (B,H,Tk,d), (B,H,Tk,dv) -> (B,H,Tq,dv)."""
     square_causal = visibility.hides_future and visibility.queries == visibility.slots
     if square_causal and visibility.key_mask is None and visibility.mask is None and bias is None:
         return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
     mask = visibility.dense()
-    if bias is not None:
-        bias = bias.to(q.dtype)
-        mask = bias if mask is None else torch.where(mask, bias, float("-inf"))
+    added = dense_bias(bias)
+    if added is not None:
+        added = added.to(q.dtype)
+        mask = added if mask is None else torch.where(mask, added, float("-inf"))
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)

@@ -1,7 +1,9 @@
 // The C interface that native/library.py loads, and how a read is divided into tasks.
-#include <cstdlib>
+#include <atomic>
+#include <cstring>
 #include <memory>
 #include <new>
+#include <vector>
 
 #include "parallel.h"
 #include "paths.h"
@@ -31,6 +33,7 @@ class ThreadMemory {
     ThreadMemory(int64_t threads, int64_t floats)
         : floats_((floats + 15) / 16 * 16),
           memory_(static_cast<float*>(::operator new(sizeof(float) * threads * floats_, std::align_val_t(64)))) {}
+    int64_t step() const { return floats_; }
     float* of(int64_t thread) const { return memory_.get() + thread * floats_; }
 
   private:
@@ -61,6 +64,63 @@ void run_forward(const Problem& problem) {
         const int64_t part = parts - 1 - task / heads, head = task % heads;  // the longest of a causal read first
         const int64_t begin = part * each, end = begin + each < queries ? begin + each : queries;
         path.forward(problem, tables.rows(), memory.of(thread), head / problem.heads, head % problem.heads, begin, end);
+    });
+}
+
+// Gradients of slots that nobody sees, which no task writes.
+void clear_hidden(const Gradient& gradient) {
+    const Problem& problem = gradient.forward;
+    if (problem.key_mask == nullptr && problem.queries > 0) return;
+    for (int64_t b = 0; b < problem.batches; ++b)
+        for (int64_t j = 0; j < problem.slots; ++j) {
+            if (problem.queries > 0 && problem.key_mask[b * problem.mask_batch + j]) continue;
+            for (int64_t h = 0; h < problem.heads; ++h) {
+                std::memset(gradient.d_k.at(b, h, j), 0, sizeof(float) * problem.width);
+                std::memset(gradient.d_v.at(b, h, j), 0, sizeof(float) * problem.value_width);
+                if (gradient.d_key_bias.data != nullptr) gradient.d_key_bias.at(b, h)[j] = 0;
+            }
+        }
+}
+
+// Into how many stretches the keys of a head are divided. It decides in which order shares are added up, so it
+// depends on the shape alone, never on the number of threads.
+int64_t key_parts(const Problem& problem) {
+    const int64_t heads = problem.batches * problem.heads, tasks = 8, shortest = 768;
+    const int64_t wanted = (tasks + heads - 1) / heads, most = problem.slots / shortest;
+    return wanted < most ? wanted : (most > 1 ? most : 1);
+}
+
+void run_backward(const Gradient& gradient) {
+    const Problem& problem = gradient.forward;
+    const int64_t heads = problem.batches * problem.heads;
+    if (heads == 0) return;
+    const RowTables tables(problem);
+    const Rows& rows = tables.rows();
+    clear_hidden(gradient);
+    if (problem.queries == 0) return;
+    const PathTable& path = table(problem.path);
+    const int64_t parts = key_parts(problem), share = path.query_gradient_floats(problem) + problem.queries;
+    const ThreadMemory memory(problem.threads, path.backward_floats(problem));
+    // With one part a thread keeps the share of the head that it works on; else all shares are kept.
+    const ThreadMemory shares(parts == 1 ? problem.threads : heads * parts, share);
+    std::vector<std::atomic<int64_t>> finished(heads);
+    for_each_task(launch, heads * parts, problem.threads, [&](int64_t task, int64_t thread) {
+        const int64_t head = task / parts, part = task % parts, b = head / problem.heads, h = head % problem.heads;
+        const int64_t all = rows.visible(b, problem.queries - 1);
+        float* own = shares.of(parts == 1 ? thread : task);
+        float* own_row_bias = own + path.query_gradient_floats(problem);
+        std::memset(own_row_bias, 0, sizeof(float) * problem.queries);
+        path.backward(gradient, rows, memory.of(thread), own, own_row_bias, b, h,
+                      static_cast<int32_t>(all * part / parts), static_cast<int32_t>(all * (part + 1) / parts));
+        if (finished[head].fetch_add(1) + 1 < parts) return;
+        const float* first = parts == 1 ? own : shares.of(head * parts);
+        path.finish_query_gradient(gradient, first, shares.step(), parts, b, h);
+        if (gradient.d_row_bias.data == nullptr) return;
+        for (int64_t i = 0; i < problem.queries; ++i) {
+            float sum = 0;
+            for (int64_t p = 0; p < parts; ++p) sum += first[p * shares.step() + path.query_gradient_floats(problem) + i];
+            gradient.d_row_bias.at(b, h)[i] = sum;
+        }
     });
 }
 
@@ -97,4 +157,8 @@ EXPORT int64_t reluformer_best_path() {
 
 EXPORT int64_t reluformer_forward(const Problem* problem) {
     return guarded([&] { run_forward(*problem); });
+}
+
+EXPORT int64_t reluformer_backward(const Gradient* gradient) {
+    return guarded([&] { run_backward(*gradient); });
 }

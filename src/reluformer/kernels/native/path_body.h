@@ -5,9 +5,10 @@ namespace RELUFORMER_PATH {
 #include "activations.h"
 #include "tiles.h"
 #include "forward.h"
+#include "backward.h"
 }  // namespace RELUFORMER_PATH
 
 const PathTable RELUFORMER_TABLE = {
-    RELUFORMER_PATH::forward_floats,
-    RELUFORMER_PATH::forward,
+    RELUFORMER_PATH::forward_floats,        RELUFORMER_PATH::forward,  RELUFORMER_PATH::backward_floats,
+    RELUFORMER_PATH::query_gradient_floats, RELUFORMER_PATH::backward, RELUFORMER_PATH::finish_query_gradient,
 };

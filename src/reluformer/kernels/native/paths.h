@@ -9,6 +9,14 @@ struct PathTable {
     int64_t (*forward_floats)(const Problem&, int64_t queries);
     // The read of queries begin .. end of one head.
     void (*forward)(const Problem&, const Rows&, float* scratch, int64_t b, int64_t h, int64_t begin, int64_t end);
+
+    int64_t (*backward_floats)(const Problem&);
+    int64_t (*query_gradient_floats)(const Problem&);
+    // The gradients of visible slots begin .. end of one head, and their share of those of the queries and row biases.
+    void (*backward)(const Gradient&, const Rows&, float* scratch, float* d_q, float* d_row_bias, int64_t b, int64_t h,
+                     int32_t begin, int32_t end);
+    void (*finish_query_gradient)(const Gradient&, const float* shares, int64_t step, int64_t parts, int64_t b,
+                                  int64_t h);
 };
 
 extern const PathTable PORTABLE_PATH;

@@ -1,0 +1,276 @@
+"""Pointwise rules, and those divided by their row sum, through the C++ library, without ever storing the scores.
+
+The kernel is two operators of torch, `reluformer::cpu_read` and `reluformer::cpu_read_stats`,
+with fake implementations and gradients, so that torch.compile and torch.export see through it.
+The memory of both passes grows with the number of tokens, not with its square.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from reluformer.errors import ArgumentError
+from reluformer.kernels import bias as biases
+from reluformer.kernels.bias import Bias
+from reluformer.kernels.native import library
+from reluformer.kernels.native.library import Gradient, Problem, Tensor3, Tensor4
+from reluformer.kernels.statistics import RowStats
+from reluformer.kernels.visibility import Visibility
+from reluformer.rules import Relu, Relu2, ReluPlain, ReluSeqlen, Rela, RowNormalized, Rule, Sigmoid
+
+unavailable = library.unavailable
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+RELU, RELU_SQUARED, SIGMOID = range(3)
+
+
+class Formula(NamedTuple):
+    """act(s) * factor * n^-exponent, divided by delta + its row sum where delta >= 0."""
+
+    activation: int
+    factor: float = 1.0
+    exponent: float = 0.0
+    delta: float = -1.0
+
+
+@lru_cache(maxsize=256)
+def formula(rule: Rule) -> Formula | None:
+    """What the kernel computes for `rule`; None where it cannot, as for a subclass that may mean anything."""
+    if isinstance(rule, RowNormalized) and type(rule).weights is RowNormalized.weights:
+        inner = formula(rule.inner)
+        return None if inner is None else inner._replace(delta=rule.delta)
+    kind = type(rule)
+    if kind is ReluPlain or kind is Rela:
+        return Formula(RELU)
+    if kind is Relu:
+        return Formula(RELU, math.sqrt(2) / cast(Relu, rule).gamma, 0.5)
+    if kind is ReluSeqlen:
+        return Formula(RELU, 1.0, cast(ReluSeqlen, rule).alpha)
+    if kind is Relu2:
+        return Formula(RELU_SQUARED, math.sqrt(2 / 3) / cast(Relu2, rule).gamma, 0.5)
+    return Formula(SIGMOID) if kind is Sigmoid else None
+
+
+def refusal(q: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None) -> str | None:
+    """Why this read cannot go through the kernel; None where it can."""
+    if reason := unavailable():
+        return reason
+    if formula(rule) is None:
+        return f"rule '{rule.name}' is not one of its formulas"
+    if q.device.type != "cpu":
+        return f"the tensors are on {q.device}"
+    if q.dtype not in DTYPES:
+        return f"it computes in float32, not {q.dtype}"
+    if visibility.mask is not None:
+        return "it takes causal and key_mask, but no dense mask"
+    if biases.parts(bias, visibility.slots) is None:
+        return "it takes a key bias (..., 1, Tk), a row bias (..., Tq, 1) or a RowKeyBias, but no dense bias"
+    return None
+
+
+def pays(q: Tensor, visibility: Visibility) -> bool:
+    """Large enough that the kernel beats the reference."""
+    return not q.is_cuda and visibility.queries * visibility.slots >= 0
+
+
+def read(
+    q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None, scale: float, stats: bool
+) -> tuple[Tensor, RowStats | None]:
+    """(B,H,Tq,d), (B,H,Tk,d), (B,H,Tk,dv) -> (B,H,Tq,dv), and the row statistics if asked."""
+    if reason := refusal(q, rule, visibility, bias):
+        raise ArgumentError(f"impl='cpu' cannot do this read: {reason}; use impl='auto'")
+    known, split = formula(rule), biases.parts(bias, visibility.slots)
+    assert known is not None and split is not None
+    batch, heads, queries, _ = q.shape
+    row_bias, key_bias = (
+        None if part is None else _float(part).expand(batch, heads, length)
+        for part, length in zip(split, (queries, visibility.slots), strict=True)
+    )
+    operands = (_float(q), _float(k), _float(v), visibility.key_mask, row_bias, key_bias)
+    options = (visibility.hides_future, scale, *known)
+    if not stats:
+        out, _ = torch.ops.reluformer.cpu_read(*operands, *options)
+        return out.to(v.dtype), None
+    out, row_sum, entropy, zero_fraction, _ = torch.ops.reluformer.cpu_read_stats(*operands, *options)
+    n_visible = visibility.counts().expand(row_sum.shape)
+    return out.to(v.dtype), RowStats(row_sum, entropy, zero_fraction, n_visible)
+
+
+def _float(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float32 else x.float()
+
+
+# ------------------------------------------------------------------ the operators
+
+_OPERANDS = "Tensor q, Tensor k, Tensor v, Tensor? key_mask, Tensor? row_bias, Tensor? key_bias"
+_OPTIONS = "bool causal, float scale, int activation, float factor, float exponent, float delta"
+_GRADIENTS = "Tensor d_out, Tensor? d_row_sum, Tensor? d_entropy, Tensor out, Tensor sums"
+torch.library.define("reluformer::cpu_read", f"({_OPERANDS}, {_OPTIONS}) -> (Tensor, Tensor)")
+torch.library.define(
+    "reluformer::cpu_read_stats", f"({_OPERANDS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+torch.library.define(
+    "reluformer::cpu_read_backward",
+    f"({_GRADIENTS}, {_OPERANDS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """With a contiguous last dimension, as the kernel wants it."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _like_tokens(x: Tensor, length: int, width: int) -> Tensor:
+    """(B, H, length, width) in the memory of (B, length, H, width), so that joining the heads is free."""
+    return torch.empty(x.size(0), length, x.size(1), width, dtype=x.dtype, device=x.device).transpose(1, 2)
+
+
+def _problem(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    key_mask: Tensor | None,
+    row_bias: Tensor | None,
+    key_bias: Tensor | None,
+    causal: bool,
+    scale: float,
+    formula: tuple[int, float, float, float],
+) -> Problem:
+    """The C struct; the caller keeps the tensors alive."""
+    activation, factor, exponent, delta = formula
+    problem = Problem(*q.shape[:3], *k.shape[2:], v.size(-1))
+    problem.causal, problem.threads, problem.path = causal, torch.get_num_threads(), _path()
+    problem.activation, problem.log_n = activation, activation == SIGMOID
+    problem.scale, problem.factor, problem.exponent, problem.delta = scale, factor, exponent, delta
+    problem.q, problem.k, problem.v, problem.out = Tensor4.of(q), Tensor4.of(k), Tensor4.of(v), Tensor4.of(out)
+    if key_mask is not None:
+        problem.key_mask, problem.mask_batch = key_mask.data_ptr(), key_mask.stride(0)
+    problem.row_bias, problem.key_bias = Tensor3.of(row_bias), Tensor3.of(key_bias)
+    return problem
+
+
+_forced_path: list[int] = []
+
+
+def _path() -> int:
+    return _forced_path[-1] if _forced_path else library.load().best_path
+
+
+def _prepared(operands: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(None if x is None else _rows(x) for x in operands)
+
+
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+    q, k, v, key_mask, row_bias, key_bias = _prepared(arguments[:6])
+    causal, scale, *known = arguments[6:]
+    out = _like_tokens(q, q.size(2), v.size(3))
+    divided = known[-1] >= 0
+    sums = torch.empty(2, *q.shape[:3]) if divided else torch.empty(0)
+    problem = _problem(q, k, v, out, key_mask, row_bias, key_bias, causal, scale, known)
+    if divided:
+        problem.sum, problem.mean_log = Tensor3.of(sums[0]), Tensor3.of(sums[1])
+    library.load().forward(problem)
+    return out, sums
+
+
+def _forward_stats(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    q, k, v, key_mask, row_bias, key_bias = _prepared(arguments[:6])
+    causal, scale, *known = arguments[6:]
+    out = _like_tokens(q, q.size(2), v.size(3))
+    row_sum, entropy, zero_fraction = (torch.empty(q.shape[:3]) for _ in range(3))
+    sums = torch.empty(2, *q.shape[:3])
+    problem = _problem(q, k, v, out, key_mask, row_bias, key_bias, causal, scale, known)
+    problem.sum, problem.mean_log = Tensor3.of(sums[0]), Tensor3.of(sums[1])
+    problem.row_sum, problem.entropy = Tensor3.of(row_sum), Tensor3.of(entropy)
+    problem.zero_fraction = Tensor3.of(zero_fraction)
+    library.load().forward(problem)
+    return out, row_sum, entropy, zero_fraction, sums
+
+
+def _backward(
+    d_out: Tensor, d_row_sum: Tensor | None, d_entropy: Tensor | None, out: Tensor, sums: Tensor, *arguments: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    q, k, v, key_mask, row_bias, key_bias = _prepared(arguments[:6])
+    causal, scale, *known = arguments[6:]
+    d_out, d_row_sum, d_entropy = _prepared((d_out, d_row_sum, d_entropy))
+    d_q, d_k = _like_tokens(q, q.size(2), q.size(3)), _like_tokens(k, k.size(2), k.size(3))
+    d_v = _like_tokens(v, v.size(2), v.size(3))
+    d_row_bias, d_key_bias = _bias_gradients(q, k, row_bias, key_bias)
+    problem = _problem(q, k, v, out, key_mask, row_bias, key_bias, causal, scale, known)
+    if sums.numel():
+        problem.sum, problem.mean_log = Tensor3.of(sums[0]), Tensor3.of(sums[1])
+    gradient = Gradient(problem, Tensor4.of(d_out), Tensor4.of(d_q), Tensor4.of(d_k), Tensor4.of(d_v))
+    gradient.d_row_sum, gradient.d_entropy = Tensor3.of(d_row_sum), Tensor3.of(d_entropy)
+    if row_bias is not None:
+        gradient.d_row_bias = Tensor3.of(d_row_bias)
+    if key_bias is not None:
+        gradient.d_key_bias = Tensor3.of(d_key_bias)
+    library.load().backward(gradient)
+    return d_q, d_k, d_v, d_row_bias, d_key_bias
+
+
+def _bias_gradients(
+    q: Tensor, k: Tensor, row_bias: Tensor | None, key_bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Memory for them; empty where there is no such bias."""
+    rows = torch.empty(q.shape[:3] if row_bias is not None else 0, device=q.device)
+    keys = torch.empty(k.shape[:3] if key_bias is not None else 0, device=q.device)
+    return rows, keys
+
+
+def _fake_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+    q, v, delta = arguments[0], arguments[2], arguments[-1]
+    sums = q.new_empty(2, *q.shape[:3]) if delta >= 0 else q.new_empty(0)
+    return _like_tokens(q, q.size(2), v.size(3)), sums
+
+
+def _fake_forward_stats(*arguments: Any) -> tuple[Tensor, ...]:
+    q, v = arguments[0], arguments[2]
+    rows = tuple(q.new_empty(q.shape[:3]) for _ in range(3))
+    return (_like_tokens(q, q.size(2), v.size(3)), *rows, q.new_empty(2, *q.shape[:3]))
+
+
+def _fake_backward(*arguments: Any) -> tuple[Tensor, ...]:
+    q, k, v, _, row_bias, key_bias = arguments[5:11]
+    tokens = tuple(_like_tokens(x, x.size(2), x.size(3)) for x in (q, k, v))
+    return (*tokens, *_bias_gradients(q, k, row_bias, key_bias))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    out, sums = output[0], output[-1]
+    ctx.mark_non_differentiable(*output[3:] if len(output) > 2 else (sums,))
+    ctx.set_materialize_grads(False)
+    divided = inputs[-1] >= 0
+    ctx.save_for_backward(*inputs[:6], out if divided else None, sums)
+    ctx.options = inputs[6:]
+
+
+def _gradients(ctx: Any, d_out: Tensor | None, *d_stats: Tensor | None) -> tuple[Tensor | None, ...]:
+    *operands, out, sums = ctx.saved_tensors
+    q, _, v = operands[:3]
+    if d_out is None:
+        d_out = q.new_zeros(()).expand(*q.shape[:3], v.size(3))
+    d_row_sum, d_entropy = d_stats[:2] if len(d_stats) > 1 else (None, None)
+    d_q, d_k, d_v, d_row_bias, d_key_bias = torch.ops.reluformer.cpu_read_backward(
+        d_out, d_row_sum, d_entropy, d_out if out is None else out, sums, *operands, *ctx.options
+    )
+    row_bias, key_bias = operands[4:]
+    d_biases = (None if row_bias is None else d_row_bias, None if key_bias is None else d_key_bias)
+    return (d_q, d_k, d_v, None, *d_biases, *(None for _ in ctx.options))
+
+
+for _name, _kernel, _fake in (
+    ("cpu_read", _forward, _fake_forward),
+    ("cpu_read_stats", _forward_stats, _fake_forward_stats),
+    ("cpu_read_backward", _backward, _fake_backward),
+):
+    torch.library.impl(f"reluformer::{_name}", "cpu")(_kernel)
+    torch.library.register_fake(f"reluformer::{_name}")(_fake)
+for _name in ("cpu_read", "cpu_read_stats"):
+    torch.library.register_autograd(f"reluformer::{_name}", _gradients, setup_context=_save)
