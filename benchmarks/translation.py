@@ -4,8 +4,9 @@
 
 All systems have width 256, 3 + 3 layers, 4 heads, feed-forward 1024 and a vocabulary of 8,000
 with random weights, read 32 source tokens and decode 48 positions with 4 beams. They take
-turns, and the medians are compared. Marian needs `transformers`, CTranslate2 also `ctranslate2`;
-what is not installed is left out and named.
+turns, with one thread and with all; the medians are compared, those of each system with the
+number of threads that suits it better. Marian needs `transformers`, CTranslate2 also
+`ctranslate2`; what is not installed is left out and named.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from reluformer.config import ModelConfig
 from reluformer.config.decoding import DecodingConfig
 from reluformer.decoding.outline import Outline
 from reluformer.decoding.search import beam_search
-from reluformer.decoding.stepper import Stepper
+from reluformer.decoding.stepper import stepper_of
 from reluformer.model import ReLUFormer
 
 VOCABULARY, WIDTH, LAYERS, HEADS, SLOTS = 8000, 256, 3, 4, 1024
@@ -40,7 +41,7 @@ def ours(rule: str) -> System:
     """This project with `rule` in all attention; the end is the last of the decoded positions."""
     rules: dict[str, Any] = dict(encoder_attention=rule, decoder_attention=rule, cross_attention=rule)
     sizes = dict(width=WIDTH, heads=HEADS, encoder_layers=LAYERS, decoder_layers=LAYERS, slots=SLOTS)
-    stepper = Stepper(ReLUFormer(ModelConfig(vocab_size=VOCABULARY, **sizes, **rules)).eval())
+    stepper = stepper_of(ReLUFormer(ModelConfig(vocab_size=VOCABULARY, **sizes, **rules)).eval())
     config = DecodingConfig(beam=BEAM, min_length=TARGET - 1)
 
     def prepare(source: torch.Tensor) -> Job:
@@ -100,7 +101,7 @@ def marian(model: Any) -> System:
     return prepare
 
 
-def ctranslate2_of(model: Any, compute_type: str) -> System:
+def ctranslate2_of(model: Any, compute_type: str, threads: int) -> System:
     """The same Marian, converted."""
     import ctranslate2
     from ctranslate2.converters.transformers import MarianMTLoader
@@ -115,7 +116,7 @@ def ctranslate2_of(model: Any, compute_type: str) -> System:
     with tempfile.TemporaryDirectory() as directory:
         spec.save(directory)
         translator = ctranslate2.Translator(
-            directory, compute_type=compute_type, inter_threads=1, intra_threads=torch.get_num_threads()
+            directory, compute_type=compute_type, inter_threads=1, intra_threads=threads
         )
 
     def prepare(source: torch.Tensor) -> Job:
@@ -132,7 +133,7 @@ def ctranslate2_of(model: Any, compute_type: str) -> System:
     return prepare
 
 
-def systems() -> tuple[dict[str, System], list[str]]:
+def systems(threads: int) -> tuple[dict[str, System], list[str]]:
     """What can be measured here, and what is missing."""
     found, missing = {f"reluformer ({rule})": ours(rule) for rule in ("relu", "softmax")}, []
     try:
@@ -142,14 +143,15 @@ def systems() -> tuple[dict[str, System], list[str]]:
         return found, ["Marian and CTranslate2 are left out: pip install transformers ctranslate2 sentencepiece"]
     try:
         for compute_type in ("float32", "int8"):
-            found[f"ctranslate2 {compute_type}"] = ctranslate2_of(model, compute_type)
+            found[f"ctranslate2 {compute_type}"] = ctranslate2_of(model, compute_type, threads)
     except ImportError:
         missing.append("CTranslate2 is left out: pip install ctranslate2")
     return found, missing
 
 
-def measure(batch: int, rounds: int, contestants: dict[str, System]) -> dict[str, float]:
+def measure(batch: int, rounds: int, contestants: dict[str, System], threads: int) -> dict[str, float]:
     """Tokens a second of each system: the median of `rounds` turns."""
+    torch.set_num_threads(threads)
     source = torch.randint(5, VOCABULARY - 1, (batch, SOURCE), generator=torch.Generator().manual_seed(batch))
     jobs = {name: prepare(source) for name, prepare in contestants.items()}
     times: dict[str, list[float]] = {name: [] for name in jobs}
@@ -159,13 +161,13 @@ def measure(batch: int, rounds: int, contestants: dict[str, System]) -> dict[str
             job()
             if turn > 0:  # the first is for warming up
                 times[name].append(time.perf_counter() - start)
-    return {name: batch * TARGET / statistics.median(seconds) for name, seconds in times.items()}
+    return {name: round(batch * TARGET / statistics.median(seconds), 1) for name, seconds in times.items()}
 
 
 def ratios(speed: dict[str, float]) -> dict[str, dict[str, float]]:
     """How much faster each of ours is than each peer."""
     own = [name for name in speed if name.startswith("reluformer")]
-    return {name: {peer: speed[name] / speed[peer] for peer in speed if peer not in own} for name in own}
+    return {name: {peer: round(speed[name] / speed[peer], 2) for peer in speed if peer not in own} for name in own}
 
 
 def main() -> None:
@@ -176,18 +178,21 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64], help="batch sizes")
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    contestants, missing = systems()
+    numbers = sorted({1, torch.get_num_threads()})
+    contestants = {threads: systems(threads) for threads in numbers}
     results = {}
-    for line in missing:
+    for line in contestants[1][1]:
         print(line, file=sys.stderr)
     for batch in arguments.batches:
-        speed = measure(batch, arguments.rounds, contestants)
-        results[str(batch)] = {"tokens_per_second": speed, "ratios": ratios(speed)}
+        speeds = {n: measure(batch, arguments.rounds, found, n) for n, (found, _) in contestants.items()}
+        best = {name: max(speed[name] for speed in speeds.values()) for name in speeds[1]}
+        results[str(batch)] = {"tokens_per_second_by_threads": speeds, "ratios_of_the_better": ratios(best)}
         if not arguments.json:
             print(f"batch {batch}")
-            for name, tokens in speed.items():
-                beside = "".join(f"  {ratio:5.2f} x {peer}" for peer, ratio in ratios(speed).get(name, {}).items())
-                print(f"  {name:22} {tokens:8.0f} tokens/s{beside}")
+            for name, tokens in best.items():
+                each = "".join(f"{speed[name]:7.0f}" for speed in speeds.values())
+                beside = "".join(f"  {ratio:5.2f} x {peer}" for peer, ratio in ratios(best).get(name, {}).items())
+                print(f"  {name:22} {tokens:7.0f} tokens/s (threads {numbers}: {each} ){beside}")
     setting = {"source": SOURCE, "target": TARGET, "beam": BEAM, "rounds": arguments.rounds}
     figures = {"benchmark": "translation", "setting": setting, **circumstances(), "batches": results}
     publish(figures, arguments.json, arguments.out)

@@ -7,14 +7,14 @@ from reluformer.config.decoding import DecodingConfig
 from reluformer.data.tokenizer import END, SEPARATOR
 from reluformer.decoding.documents import Passage, padded, stream_document, translate_documents
 from reluformer.decoding.search import Hypothesis
-from reluformer.decoding.stepper import Stepper
+from reluformer.decoding.torch_stepper import TorchStepper
 
 DOCUMENT = ["the cat saw a dog", "", "it ran home", "because night was near", "  ", "a dog ran", "the night"] * 2
 
 
 @pytest.fixture
-def stepper(make_model, tokenizer) -> Stepper:
-    return Stepper(make_model(vocab_size=tokenizer.vocab_size, seed=1))
+def stepper(make_model, tokenizer) -> TorchStepper:
+    return TorchStepper(make_model(vocab_size=tokenizer.vocab_size, seed=1))
 
 
 def _config(**changes) -> DecodingConfig:
@@ -48,14 +48,14 @@ def test_a_stream_gives_the_same_sentences(stepper, tokenizer, window):
 
 def test_a_stream_speaks_before_the_document_is_finished(stepper, tokenizer, monkeypatch):
     steps = 0
-    step = Stepper.step
+    step = TorchStepper.step
 
     def counted(*arguments):
         nonlocal steps
         steps += 1
         return step(*arguments)
 
-    monkeypatch.setattr(Stepper, "step", counted)
+    monkeypatch.setattr(TorchStepper, "step", counted)
     stream = stream_document(stepper, tokenizer, DOCUMENT, _config(beam=1, window_tokens=500))
     next(stream)
     at_first = steps

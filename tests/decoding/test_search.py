@@ -10,7 +10,7 @@ from reluformer.data.tokenizer import BEGIN, END, PAD, SEPARATOR
 from reluformer.decoding.forced import score
 from reluformer.decoding.outline import Outline
 from reluformer.decoding.search import Search, beam_search
-from reluformer.decoding.stepper import Stepper
+from reluformer.decoding.stepper import stepper_of
 from reluformer.errors import ArgumentError, ConfigError
 
 SOURCE = torch.tensor([[5, 6, 3, 7, 2], [8, 5, 2, 0, 0], [6, 2, 0, 0, 0]])
@@ -200,7 +200,7 @@ def test_a_stepper_gives_the_same_as_its_model_and_training_mode_is_kept(make_mo
     model = make_model().train()
     first = beam_search(model, SOURCE, MASK)
     assert model.training
-    assert beam_search(Stepper(model.eval()), SOURCE, MASK) == first
+    assert beam_search(stepper_of(model.eval()), SOURCE, MASK) == first
 
 
 def test_empty_batches_and_wrong_outlines():

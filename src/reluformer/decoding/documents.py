@@ -22,7 +22,7 @@ from reluformer.config.decoding import DecodingConfig
 from reluformer.data.tokenizer import END, PAD, SEPARATOR, Tokenizer
 from reluformer.decoding.outline import Outline
 from reluformer.decoding.search import Hypothesis, Search, beam_search
-from reluformer.decoding.stepper import Stepper
+from reluformer.decoding.stepper import AnyStepper
 
 TRAINED_WINDOW = 512
 """Source tokens of a window where neither the configuration nor the run says more."""
@@ -41,7 +41,7 @@ class Translation:
 
 
 def translate_documents(
-    stepper: Stepper,
+    stepper: AnyStepper,
     tokenizer: Tokenizer,
     documents: Sequence[Sequence[str]],
     config: DecodingConfig,
@@ -72,7 +72,7 @@ def translate_documents(
 
 
 def stream_document(
-    stepper: Stepper, tokenizer: Tokenizer, document: Sequence[str], config: DecodingConfig
+    stepper: AnyStepper, tokenizer: Tokenizer, document: Sequence[str], config: DecodingConfig
 ) -> Iterator[str]:
     """The best translation a sentence at a time, each as soon as nothing can change it any more.
 

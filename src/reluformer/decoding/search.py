@@ -26,9 +26,8 @@ from torch import Tensor
 
 from reluformer.config.decoding import DecodingConfig
 from reluformer.data.tokenizer import BEGIN, END
-from reluformer.decoding import candidates
 from reluformer.decoding.outline import NEVER, Outline, Progress
-from reluformer.decoding.stepper import Stepper, evaluating
+from reluformer.decoding.stepper import AnyStepper, Stepper, evaluating, stepper_of
 from reluformer.errors import ArgumentError
 from reluformer.model import ReLUFormer
 
@@ -46,7 +45,7 @@ class Hypothesis:
 
 
 def beam_search(
-    model: ReLUFormer | Stepper,
+    model: ReLUFormer | AnyStepper,
     source: Tensor,
     source_mask: Tensor | None = None,
     *,
@@ -56,7 +55,7 @@ def beam_search(
     """The n best translations of each source (B, S), best first.
 
     source_mask (B, S) is True at tokens. Without `outlines` each target gets as many
-    sentences as its source. Where many searches follow each other, pass one `Stepper`.
+    sentences as its source. Where many searches follow each other, pass one `stepper_of(model)`.
     """
     config = config or DecodingConfig()
     if outlines is None:
@@ -73,7 +72,7 @@ class Search:
 
     def __init__(
         self,
-        model: ReLUFormer | Stepper,
+        model: ReLUFormer | AnyStepper,
         source: Tensor,
         source_mask: Tensor | None,
         outlines: Sequence[Outline],
@@ -82,7 +81,7 @@ class Search:
         if len(outlines) != source.size(0):
             raise ArgumentError(f"{source.size(0)} sources but the outlines of {len(outlines)} targets")
         self.config = config
-        self.stepper = model if isinstance(model, Stepper) else Stepper(model)
+        self.stepper = model if isinstance(model, Stepper) else stepper_of(model)
         self.finished: list[list[Hypothesis]] = [[] for _ in outlines]
         self._outlines = list(outlines)
         self._ended = [0 for _ in outlines]
@@ -114,20 +113,20 @@ class Search:
         begin = torch.full((len(prefixes), 1), BEGIN, device=source.device)
         begun = torch.cat([begin, self._prefixes[:, :shared]], 1)
         with evaluating(self.stepper.model) as model:
-            self._states, self._beams = self.stepper.start(model.encode(source, source_mask), begun)
+            self._next, self._beams = self.stepper.start(model.encode(source, source_mask), begun)
         self._tokens = begun[:, None, 1:]  # (B, K, T)
-        self._scores = self._states.new_zeros(len(prefixes), 1, dtype=self.stepper.score_dtype)
+        self._scores = self._next.new_zeros(len(prefixes), 1)
         self._progress = Progress(self._outlines, shared, self.config.min_length, source.device)
 
     @torch.inference_mode()
     def advance(self) -> None:
         """Decode one more position of every source that is not finished."""
-        log_probabilities = self.stepper.log_probabilities(self._states, self._beams)
+        log_probabilities = self._next
         self._progress.forbid(log_probabilities)
         batch, beams = self._scores.shape
         ends = log_probabilities[:, END].view(batch, beams) + self._scores
         log_probabilities[:, END] = NEVER
-        values, tokens = candidates.best(log_probabilities, self.config.beam)
+        values, tokens = self.stepper.best(log_probabilities, self.config.beam)
         totals = (values.view(batch, beams, -1) + self._scores[:, :, None]).flatten(1)
         scores, chosen = totals.topk(min(self.config.beam, totals.size(1)), dim=1)
         parents = chosen.div(values.size(1), rounding_mode="floor")
@@ -205,4 +204,4 @@ class Search:
         self._scores = scores
         self._tokens = torch.cat([self._tokens.flatten(0, 1)[rows], tokens[:, :, None]], 2)
         self._progress.follow(parents, tokens)
-        self._states = self.stepper.step(tokens.flatten(), rows.flatten(), self._beams)
+        self._next = self.stepper.step(tokens.flatten(), rows.flatten(), self._beams)

@@ -1,74 +1,74 @@
-"""The decoder laid out for one position at a time, for several beams of each source.
+"""A decoder that goes on by one position for several beams of each source at a time.
 
-`Stepper.step` equals `ReLUFormer.step` and is tested against it. It is faster because
+Two kinds of it give the same numbers: `TorchStepper` for every rule and device, and
+`NativeStepper`, one call of the compiled library for a whole position, where it can be
+used. `stepper_of` chooses.
 
-* beams never move: the slots of all beams of a source lie in one cache, and each beam sees
-  those of its own ancestors. Choosing beams permutes a small table of what is visible,
-  and the beams of a source read their cache in one matrix product. As most beams soon have
-  no descendants, forgetting theirs keeps a cache about as long as a single prefix;
-* what is constant is done once: one matrix for query, key and value, the scale and gamma
-  in the query weights, row scales and padding in the values of the source.
-
-Shapes: B sources, K beams of each, R = B * K rows, H heads, d head width, D width, N slots.
+Shapes: B sources, K beams of each, R = B * K rows, V vocabulary.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
-from reluformer.decoding.reads import Source, Visible, reader_of
-from reluformer.layers import Attention, Block, FeedForward, Sublayer
 from reluformer.model import Encoded, ReLUFormer
-from reluformer.positions import Rotation, rotate, rotation, sinusoids
-from reluformer.rules import ReluPlain
-
-Map = Callable[[Tensor], Tensor]
 
 
-class Beams:
-    """What has been decoded: the slots of all beams that have descendants, and who sees which."""
-
-    def __init__(self, slots: list[Tensor], sources: list[Source], table: Tensor, length: int) -> None:
-        self.slots = slots  # of each layer: keys and values, (2, B, H, capacity, d)
-        self.sources = sources
-        self.table = table  # (R, N), in the form of the reader
-        self.length = length
-        self.batch = table.size(0)
-        # the largest tensors of a step and one that seldom changes, made once
-        self.logits = self.log_probabilities = self.own_slots = table.new_empty(0, 0)
+class Beams(Protocol):
+    """What has been decoded so far."""
 
     def select(self, sources: Tensor) -> None:
         """Keep these of the B sources, each with all of its beams."""
-        used, beams = self.table.size(1), self.table.size(0) // self.batch
-        rows = (sources[:, None] * beams + torch.arange(beams, device=sources.device)).flatten()
-        self.slots = [slots[:, :, :, :used].index_select(1, sources) for slots in self.slots]
-        self.sources = [source.select(sources) for source in self.sources]
-        self.table = self.table.index_select(0, rows)
-        self.batch = sources.numel()
 
-    def make_room(self, new: int, seen: Callable[[Tensor], Tensor]) -> None:
-        """Room for `new` more slots of each source; where there is none, first forget what no beam sees."""
-        if not self.slots or self.table.size(1) + new <= self.slots[0].size(3):
-            return
-        by_source = seen(self.table).view(self.batch, -1, self.table.size(1)).any(1)
-        kept = by_source.sum(1).max()
-        order = by_source.int().argsort(dim=1, descending=True, stable=True)[:, :kept]
-        needed, width = order.size(1) + new, self.table.size(0) // self.batch
-        self.table = self.table.gather(1, order.repeat_interleave(width, 0))
-        for i, old in enumerate(self.slots):
-            two, batch, heads, capacity, size = old.shape
-            first = torch.arange(0, two * batch * heads * capacity, capacity, device=old.device)
-            rows = first.view(two, batch, heads, 1) + order[:, None]
-            self.slots[i] = old.new_empty(two, batch, heads, needed + max(32, needed // 4), size)
-            moved = old.reshape(-1, size).index_select(0, rows.flatten()).view(two, batch, heads, -1, size)
-            self.slots[i][:, :, :, : order.size(1)] = moved
+
+State = TypeVar("State", bound=Beams)
+
+
+class Stepper(ABC, Generic[State]):
+    """A model ready to decode. It holds copies of weights: make a new one after training on."""
+
+    def __init__(self, model: ReLUFormer) -> None:
+        self.model = model
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.output_embedding.weight.device
+
+    @abstractmethod
+    def start(self, encoded: Encoded, prefix: Tensor) -> tuple[Tensor, State]:
+        """Read `prefix` (B, T), T > 0, with one beam of each source; what may follow it as in `step`, and the beams."""
+
+    @abstractmethod
+    def step(self, tokens: Tensor, parents: Tensor, beams: State) -> Tensor:
+        """Append `tokens` (R) to the beams `parents` (R, row numbers of the step before).
+
+        Log-probabilities (R, V) of what may follow, in at least single precision; the
+        caller may write to them, and the next step does. The rows of one source stand
+        together, as many for each; this may be another number than before, so one step
+        both branches and reorders.
+        """
+
+    @abstractmethod
+    def best(self, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The k greatest of each of the rows that a step gave, in falling order, and their places; (R, k) each."""
+
+
+AnyStepper = Stepper[Any]
+
+
+def stepper_of(model: ReLUFormer) -> AnyStepper:
+    """The fastest stepper for `model` as it is now: its device, its dtype, its rules."""
+    from reluformer.decoding.native_stepper import NativeStepper
+    from reluformer.decoding.torch_stepper import TorchStepper
+
+    return NativeStepper(model) if NativeStepper.refusal(model) is None else TorchStepper(model)
 
 
 @contextmanager
@@ -80,198 +80,3 @@ def evaluating(model: ReLUFormer) -> Iterator[ReLUFormer]:
         yield model
     finally:
         model.train(was_training)
-
-
-class _Layer(NamedTuple):
-    """A decoder block as the maps that a step applies in turn."""
-
-    query_key_value: Map
-    attention_output: Map
-    query: Map
-    cross_output: Map
-    feed_forward: Map
-    norms: tuple[Map, Map, Map]
-
-
-class Stepper:
-    """A model ready to decode. It holds copies of weights: make a new one after training on."""
-
-    def __init__(self, model: ReLUFormer) -> None:
-        config = model.config
-        self.model = model
-        self.pre_norm = config.norm == "pre"
-        self.score_dtype = _exact(model.output_embedding.weight)
-        self.reader = reader_of(config.decoder_attention)
-        self.source_reader = reader_of(config.cross_attention)
-        self._positions: Rotation | Tensor | None = None
-        with torch.inference_mode():
-            self.layers = [_layer(block) for block in model.decoder if isinstance(block, Block)]
-            self._output = model.output_embedding.weight.t().contiguous()
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.model.output_embedding.weight.device
-
-    @torch.inference_mode()
-    def start(self, encoded: Encoded, prefix: Tensor) -> tuple[Tensor, Beams]:
-        """Read `prefix` (B, T), T > 0, with one beam of each source; states (B, D) of its last position."""
-        begun = self.model.start(encoded)
-        states = self.model.step(prefix, begun)[:, -1]
-        slots = [torch.stack([cache.slots.keys, cache.slots.values]) for cache in begun.caches]
-        sources = [self.source_reader.source(source) for source in begun.source]
-        table = self.reader.table(torch.ones(prefix.shape, dtype=torch.bool, device=prefix.device))
-        return states, Beams(slots, sources, table, prefix.size(1))
-
-    @torch.inference_mode()
-    def step(self, tokens: Tensor, parents: Tensor, beams: Beams) -> Tensor:
-        """Append `tokens` (R) to the beams `parents` (R, row numbers of the step before); states (R, D).
-
-        The rows of one source stand together, as many for each; this may be another number
-        than before, so one step both branches and reorders.
-        """
-        batch, rows = beams.batch, tokens.size(0)
-        width = rows // batch
-        x = self.model.target_embedding.weight.index_select(0, tokens) * math.sqrt(self.model.config.width)
-        turn = self._position(beams.length, x)
-        if isinstance(turn, Tensor):
-            x += turn
-        beams.table = beams.table.index_select(0, parents)
-        beams.make_room(width, self.reader.seen)
-        beams.table = torch.cat([beams.table, self._own_slots(batch, width, beams)], 1)
-        beams.length += 1
-        n = torch.full((1, 1, 1, 1), float(beams.length), dtype=_exact(x), device=x.device)
-        only_path = beams.table.size(1) == beams.length
-        visible = self.reader.visible(None if only_path else beams.table.view(batch, 1, width, -1), n)
-        for i, layer in enumerate(self.layers):
-            h = layer.norms[0](x) if self.pre_norm else x
-            x = x + layer.attention_output(self._own_read(layer.query_key_value(h), i, beams, turn, visible))
-            x = x if self.pre_norm else layer.norms[0](x)
-            h = layer.norms[1](x) if self.pre_norm else x
-            x = x + layer.cross_output(self._source_read(layer.query(h), beams.sources[i]))
-            x = x if self.pre_norm else layer.norms[1](x)
-            h = layer.norms[2](x) if self.pre_norm else x
-            x = x + layer.feed_forward(h)
-            x = x if self.pre_norm else layer.norms[2](x)
-        states: Tensor = self.model.decoder_norm(x)
-        return states
-
-    def log_probabilities(self, states: Tensor, beams: Beams) -> Tensor:
-        """(R, D) -> (R, V), in at least single precision; overwritten by the next call, and at will before that."""
-        if beams.logits.size(0) < states.size(0):
-            beams.logits = states.new_empty(states.size(0), self._output.size(1))
-            beams.log_probabilities = torch.empty_like(beams.logits, dtype=self.score_dtype)
-        rows = slice(states.size(0))
-        logits = torch.mm(states, self._output, out=beams.logits[rows])
-        return torch.log_softmax(logits.to(self.score_dtype), 1, out=beams.log_probabilities[rows])
-
-    def _own_read(
-        self,
-        query_key_value: Tensor,
-        layer: int,
-        beams: Beams,
-        turn: Rotation | Tensor,
-        visible: Visible,
-    ) -> Tensor:
-        """(R, 3D) -> (R, D): write the new slots, read all of the source's beams."""
-        batch, heads, used = beams.batch, self.model.config.heads, beams.table.size(1)
-        parts = query_key_value.view(batch, -1, 3, heads, query_key_value.size(1) // (3 * heads))
-        parts = parts.permute(2, 0, 3, 1, 4)  # (3, B, H, K, d)
-        q, new = parts[0], parts[1:]
-        if not isinstance(turn, Tensor):
-            q = rotate(q, turn)
-            new = torch.stack([rotate(parts[1], turn), parts[2]])
-        slots = beams.slots[layer]
-        slots[:, :, :, used - new.size(3) : used] = new
-        keys, values = slots[0, :, :, :used], slots[1, :, :, :used]
-        return _joined(self.reader.read(q, keys, values, visible))
-
-    def _source_read(self, query: Tensor, source: Source) -> Tensor:
-        """(R, D) -> (R, D)."""
-        batch, heads, _, width = source.keys.shape
-        q = query.view(batch, -1, heads, width).transpose(1, 2)
-        return _joined(self.source_reader.read(q, *source))
-
-    def _own_slots(self, batch: int, width: int, beams: Beams) -> Tensor:
-        """Of the K newest slots of its source, each row sees its own; (R, K)."""
-        if beams.own_slots.shape != (batch * width, width):
-            diagonal = torch.eye(width, dtype=torch.bool, device=beams.table.device)
-            beams.own_slots = self.reader.table(diagonal).repeat(batch, 1)
-        return beams.own_slots
-
-    def _position(self, position: int, x: Tensor) -> Rotation | Tensor:
-        """What is added to the embeddings at `position`, or how queries and keys are rotated there."""
-        known = self._positions
-        capacity = 0 if known is None else (known if isinstance(known, Tensor) else known.cos).size(0)
-        if known is None or position >= capacity:
-            length, config = max(256, 2 * position), self.model.config
-            if config.positions == "rotary":
-                known = rotation(0, length, config.width // config.heads, x.device)
-            else:
-                known = sinusoids(0, length, config.width, x.device).to(x.dtype)
-            self._positions = known
-        row = slice(position, position + 1)
-        return known[row] if isinstance(known, Tensor) else Rotation(known.cos[row], known.sin[row])
-
-
-def _joined(read: Tensor) -> Tensor:
-    """(B, H, K, d) -> (R, D)."""
-    batch, heads, beams, width = read.shape
-    return read.transpose(1, 2).reshape(batch * beams, heads * width)
-
-
-def _exact(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-def _layer(block: Block) -> _Layer:
-    own, cross, ffn = block.attention, block.cross, block.ffn
-    assert isinstance(own.layer, Attention) and isinstance(ffn.layer, FeedForward)
-    assert isinstance(cross, Sublayer) and isinstance(cross.layer, Attention)
-    query = _query(own.layer)
-    key_value = own.layer.key_value
-    joint = torch.cat([query[0], key_value.weight]), torch.cat([query[1], key_value.bias])
-    return _Layer(
-        _linear(*joint),
-        _then(own.layer.norm, own.layer.output),
-        _linear(*_query(cross.layer)),
-        _then(cross.layer.norm, cross.layer.output),
-        _feed_forward(ffn.layer),
-        (_norm(own.norm), _norm(cross.norm), _norm(ffn.norm)),
-    )
-
-
-def _linear(weight: Tensor, bias: Tensor | None) -> Map:
-    """x -> x weight^T + bias. For few rows the product is quicker with the weight laid out as (in, out)."""
-    turned = weight.t().contiguous()
-    if bias is None:
-        return lambda x: torch.mm(x, turned)
-    return lambda x: torch.addmm(bias, x, turned)
-
-
-def _norm(norm: nn.LayerNorm) -> Map:
-    return lambda x: F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
-
-
-def _then(norm: nn.Module, output: nn.Linear) -> Map:
-    linear = _linear(output.weight, output.bias)
-    return linear if isinstance(norm, nn.Identity) else lambda x: linear(norm(x))
-
-
-def _query(attention: Attention) -> tuple[Tensor, Tensor]:
-    """Weight and bias of the query with 1 / sqrt(d) and gamma in them."""
-    weight, bias = attention.query.weight, attention.query.bias
-    width = weight.size(0) // attention.heads
-    factor = weight.new_full((attention.heads, 1, 1), 1 / math.sqrt(width))
-    if attention.log_gamma is not None:
-        factor = factor * attention.inverse_gamma()
-    by_row = factor.expand(-1, width, 1).reshape(-1, 1)
-    return weight * by_row, bias * by_row.squeeze(1)
-
-
-def _feed_forward(layer: FeedForward) -> Map:
-    """The plain FFN without module calls; whatever else the rule asks for, as the layer does it."""
-    if type(layer.rule) is not ReluPlain:
-        return lambda x: layer(x)[0]
-    keys, values = (_linear(part.weight, part.bias) for part in (layer.keys, layer.values))
-    return lambda x: values(keys(x).relu_())

@@ -18,7 +18,7 @@ from reluformer.decoding import documents as passages
 from reluformer.decoding import forced
 from reluformer.decoding.documents import ReportProgress, Translation
 from reluformer.decoding.forced import TargetScore
-from reluformer.decoding.stepper import Stepper
+from reluformer.decoding.stepper import stepper_of
 from reluformer.errors import ArgumentError, ConfigError, StorageError
 from reluformer.model import ReLUFormer
 
@@ -56,7 +56,7 @@ class Translator:
         self.model = model
         self.tokenizer = tokenizer
         self.config = config or DecodingConfig()
-        self._stepper = Stepper(model)
+        self._stepper = stepper_of(model)
 
     @overload
     def translate(

@@ -21,7 +21,7 @@ from reluformer.kernels.native import library
 from reluformer.kernels.native.library import Gradient, Problem, Tensor3, Tensor4
 from reluformer.kernels.statistics import RowStats
 from reluformer.kernels.visibility import Visibility
-from reluformer.rules import Relu, Relu2, ReluPlain, ReluSeqlen, Rela, RowNormalized, Rule, Sigmoid
+from reluformer.rules import Rela, Relu, Relu2, ReluPlain, ReluSeqlen, RowNormalized, Rule, Sigmoid
 
 unavailable = library.unavailable
 
@@ -215,9 +215,7 @@ def _backward(
     return d_q, d_k, d_v, d_row_bias, d_key_bias
 
 
-def _bias_gradients(
-    q: Tensor, k: Tensor, row_bias: Tensor | None, key_bias: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _bias_gradients(q: Tensor, k: Tensor, row_bias: Tensor | None, key_bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """Memory for them; empty where there is no such bias."""
     rows = torch.empty(q.shape[:3] if row_bias is not None else 0, device=q.device)
     keys = torch.empty(k.shape[:3] if key_bias is not None else 0, device=q.device)

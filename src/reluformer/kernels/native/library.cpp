@@ -137,6 +137,10 @@ int64_t guarded(const Run& run) {
 
 }  // namespace
 
+Launch launcher() { return launch; }
+
+const PathTable& path_table(int64_t path) { return table(path); }
+
 EXPORT int64_t reluformer_abi() { return RELUFORMER_ABI; }
 
 EXPORT const char* reluformer_source_hash() { return RELUFORMER_SOURCE_HASH; }

@@ -94,12 +94,22 @@ class Library:
         self.threaded = launch is not None
         self._c.reluformer_set_launch.argtypes = [ctypes.c_void_p]
         self._c.reluformer_set_launch(launch)
+        pointer, number = ctypes.c_void_p, ctypes.c_int64
+        self.panel_floats = self._function("panel_floats", number, number, number, result=number)
+        self.pack_linear = self._function("pack_linear", number, pointer, pointer, number, number)
+        self.decode = self._function("decode", pointer, pointer, result=number)
+        self.best = self._function("best", number, pointer, *[number] * 3, pointer, pointer, number)
 
     def forward(self, problem: Problem) -> None:
         self._check(self._c.reluformer_forward(ctypes.byref(problem)))
 
     def backward(self, gradient: Gradient) -> None:
         self._check(self._c.reluformer_backward(ctypes.byref(gradient)))
+
+    def _function(self, name: str, *arguments: Any, result: Any = None) -> Any:
+        function = self._c[f"reluformer_{name}"]
+        function.argtypes, function.restype = arguments, result
+        return function
 
     def _check(self, status: int) -> None:
         if status:

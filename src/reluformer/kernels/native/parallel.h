@@ -7,6 +7,9 @@
 // GOMP_parallel: runs body(data) on `threads` threads and waits for them.
 using Launch = void (*)(void (*body)(void*), void* data, unsigned threads, unsigned flags);
 
+// What Python handed over, or null.
+Launch launcher();
+
 // Runs work(task, thread) for every task below `tasks`. A task must not depend on who runs it or when.
 template <class Work>
 void for_each_task(Launch launch, int64_t tasks, int64_t threads, const Work& work) {

@@ -1,6 +1,7 @@
 // What the code for one vector width offers. A task writes what no other task writes.
 #pragma once
 
+#include "decoder.h"
 #include "problem.h"
 #include "rows.h"
 
@@ -17,9 +18,20 @@ struct PathTable {
                      int32_t begin, int32_t end);
     void (*finish_query_gradient)(const Gradient&, const float* shares, int64_t step, int64_t parts, int64_t b,
                                   int64_t h);
+
+    // A weight matrix in the layout of this path: how many floats it takes, and the layout itself.
+    int64_t (*panel_floats)(int64_t in, int64_t out);
+    void (*pack_linear)(float* to, const float* weight, int64_t in, int64_t out);
+    // Floats of scratch memory for a decoding task of so many sources; one position of sources begin .. end.
+    int64_t (*decode_floats)(const Decoder&, const Position&, int64_t sources);
+    void (*decode)(const Decoder&, const Position&, float* scratch, int64_t begin, int64_t end);
+    void (*best_of_row)(const float* row, int64_t size, int64_t k, float* values, int64_t* places);
 };
 
 extern const PathTable PORTABLE_PATH;
 #if defined(__x86_64__)
 extern const PathTable AVX2_PATH, AVX512_PATH;
 #endif
+
+// The code for one of the paths of problem.h.
+const PathTable& path_table(int64_t path);

@@ -1,0 +1,148 @@
+// Reads of one position by the beams of one source. Slots that all beams share are loaded once for
+// all of them; a value is loaded only where a weight is not zero.
+#pragma once
+
+constexpr int TOGETHER = 4;  // beams that read together
+
+// scores[b][t] = q[b] . keys[slot t], begin <= t < end, for B beams; a slot is a row of `stride` numbers.
+template <int B>
+INLINE void scores_of(float* scores, int64_t score_stride, const float* q, int64_t q_stride, const float* keys,
+                      int64_t stride, const int32_t* slots, int64_t begin, int64_t end, int64_t width) {
+    for (int64_t t = begin; t < end; ++t) {
+        const float* key = keys + (slots == nullptr ? t : slots[t]) * stride;
+        Vector sums[B];
+        for (int b = 0; b < B; ++b) sums[b] = Vector{};
+        int64_t c = 0;
+        for (; c + LANES <= width; c += LANES) {
+            const Vector part = load(key + c);
+#pragma GCC unroll 4
+            for (int b = 0; b < B; ++b) sums[b] += load(q + b * q_stride + c) * part;
+        }
+        for (int b = 0; b < B; ++b) {
+            float sum = total(sums[b]);
+            for (int64_t rest = c; rest < width; ++rest) sum += q[b * q_stride + rest] * key[rest];
+            scores[b * score_stride + t] = sum;
+        }
+    }
+}
+
+// out[b] += sum over begin <= t < end of weights[b][t] * values[slot t]
+template <int B>
+INLINE void add_values(float* out, int64_t out_stride, const float* weights, int64_t weight_stride,
+                       const float* values, int64_t stride, const int32_t* slots, int64_t begin, int64_t end,
+                       int64_t width) {
+    for (int64_t t = begin; t < end; ++t) {
+        bool read = false;
+        for (int b = 0; b < B; ++b) read |= weights[b * weight_stride + t] != 0.0f;
+        if (!read) continue;
+        const float* value = values + (slots == nullptr ? t : slots[t]) * stride;
+        int64_t c = 0;
+        for (; c + LANES <= width; c += LANES) {
+            const Vector part = load(value + c);
+#pragma GCC unroll 4
+            for (int b = 0; b < B; ++b) {
+                float* to = out + b * out_stride + c;
+                store(to, load(to) + weights[b * weight_stride + t] * part);
+            }
+        }
+        for (; c < width; ++c)
+            for (int b = 0; b < B; ++b) out[b * out_stride + c] += weights[b * weight_stride + t] * value[c];
+    }
+}
+
+INLINE void weigh_relu(float* scores, int64_t count, float scale) {
+    int64_t t = 0;
+    for (; t + LANES <= count; t += LANES) store(scores + t, positive_part(load(scores + t)) * scale);
+    for (; t < count; ++t) scores[t] = scores[t] < 0.0f ? 0.0f : scores[t] * scale;
+}
+
+INLINE Vector larger(Vector a, Vector b) { return (a > b) ? a : b; }
+
+INLINE float greatest(const float* x, int64_t count) {
+    Vector most = filled(x[0]);
+    int64_t t = 0;
+    for (; t + LANES <= count; t += LANES) most = larger(load(x + t), most);
+    float found = most[0];
+    for (int lane = 1; lane < LANES; ++lane) found = most[lane] > found ? most[lane] : found;
+    for (; t < count; ++t) found = x[t] > found ? x[t] : found;
+    return found;
+}
+
+// x = e^(x - shift); their sum.
+INLINE float exponentials(float* x, int64_t count, float shift, bool keep) {
+    Vector sums{};
+    int64_t t = 0;
+    for (; t + LANES <= count; t += LANES) {
+        const Vector power = exponential(load(x + t) - shift);
+        if (keep) store(x + t, power);
+        sums += power;
+    }
+    float sum = total(sums);
+    for (; t < count; ++t) {
+        const float power = exponential(filled(x[t] - shift))[0];
+        if (keep) x[t] = power;
+        sum += power;
+    }
+    return sum;
+}
+
+INLINE void weigh_softmax(float* scores, int64_t count) {
+    const float sum = exponentials(scores, count, greatest(scores, count), true);
+    const float factor = 1.0f / sum;
+    int64_t t = 0;
+    for (; t + LANES <= count; t += LANES) store(scores + t, load(scores + t) * factor);
+    for (; t < count; ++t) scores[t] *= factor;
+}
+
+// The slots that B beams read, one head: the first `shared` ones are the same for all of them.
+struct BeamSlots {
+    const float *keys, *values;
+    int64_t stride, count, shared;
+    const int32_t* slots;  // of the first beam, (count); null: slot t is row t, for all beams
+    int64_t slots_stride;
+};
+
+template <int B>
+INLINE void read_together(float* out, const float* q, int64_t q_stride, int64_t width, int64_t out_stride,
+                          const BeamSlots& from, ReadRule rule, float scale, float* scores) {
+    const int64_t count = from.count;
+    scores_of<B>(scores, count, q, q_stride, from.keys, from.stride, from.slots, 0, from.shared, width);
+    for (int b = 0; b < B; ++b)
+        scores_of<1>(scores + b * count, count, q + b * q_stride, q_stride, from.keys, from.stride,
+                     from.slots + b * from.slots_stride, from.shared, count, width);
+    for (int b = 0; b < B; ++b) {
+        if (rule == READ_RELU) weigh_relu(scores + b * count, count, scale);
+        else weigh_softmax(scores + b * count, count);
+        std::memset(out + b * out_stride, 0, sizeof(float) * width);
+    }
+    add_values<B>(out, out_stride, scores, count, from.values, from.stride, from.slots, 0, from.shared, width);
+    for (int b = 0; b < B; ++b)
+        add_values<1>(out + b * out_stride, out_stride, scores + b * count, count, from.values, from.stride,
+                      from.slots + b * from.slots_stride, from.shared, count, width);
+}
+
+// All heads of `beams` beams. q: rows q_stride apart; out: rows of heads * width.
+inline void beam_read(float* out, const float* q, int64_t q_stride, int64_t heads, int64_t width, int64_t beams,
+                      const BeamSlots& from, ReadRule rule, float scale, float* scores) {
+    const int64_t out_stride = heads * width;
+    if (from.count == 0) {
+        std::memset(out, 0, sizeof(float) * beams * out_stride);
+        return;
+    }
+    for (int64_t first = 0; first < beams; first += TOGETHER) {
+        BeamSlots part = from;
+        if (part.slots != nullptr) part.slots += first * part.slots_stride;
+        for (int64_t head = 0; head < heads; ++head) {
+            part.keys = from.keys + head * width;
+            part.values = from.values + head * width;
+            float* to = out + first * out_stride + head * width;
+            const float* queries = q + first * q_stride + head * width;
+            switch (beams - first) {
+                case 1: read_together<1>(to, queries, q_stride, width, out_stride, part, rule, scale, scores); break;
+                case 2: read_together<2>(to, queries, q_stride, width, out_stride, part, rule, scale, scores); break;
+                case 3: read_together<3>(to, queries, q_stride, width, out_stride, part, rule, scale, scores); break;
+                default: read_together<4>(to, queries, q_stride, width, out_stride, part, rule, scale, scores);
+            }
+        }
+    }
+}

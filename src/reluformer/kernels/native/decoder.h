@@ -1,0 +1,62 @@
+// What Python hands over to decode one position: the weights, laid out once, and the state of the search.
+// native/decoder.py mirrors these structs field by field; ABI counts their versions together with problem.h.
+#pragma once
+
+#include <cstdint>
+
+// y = x W^T + bias. `panels`: see linear.h; bias: `out` numbers, or null.
+struct Linear {
+    const float* panels;
+    const float* bias;
+    int64_t in, out;
+};
+
+// weight is null where there is no norm.
+struct Norm {
+    const float *weight, *bias;
+    double epsilon;
+};
+
+struct DecoderLayer {
+    Norm own_norm, cross_norm, ffn_norm;
+    Linear query_key_value, own_output;  // the scale of the scores is in the query's weights
+    Linear cross_query, cross_output;
+    Linear ffn_keys, ffn_values;
+};
+
+enum ReadRule : int64_t { READ_RELU = 0, READ_SOFTMAX = 1 };
+
+struct Decoder {
+    int64_t width, heads, layers, slots, vocabulary;
+    int64_t pre_norm, own_rule, cross_rule, path;
+    double embedding_scale;
+    const float* embedding;  // (vocabulary, width)
+    const DecoderLayer* layer;
+    Norm norm;
+    Linear output;
+};
+
+// The slots of one layer: rows of `width` numbers, those of all heads next to each other.
+struct LayerSlots {
+    float *own_keys, *own_values;                 // (batch, capacity, width)
+    const float *source_keys, *source_values;     // (batch, source_capacity, width)
+};
+
+// One position of `batch` sources with `beams` beams each. Row numbers count beams, source after source.
+struct Position {
+    int64_t batch, beams, old_beams, threads;
+    int64_t length;                      // positions before this one
+    int64_t used, capacity;              // own slots of a source that are taken, and that there is room for
+    int64_t source_capacity;
+    const int64_t *tokens, *parents;     // (batch * beams): what is appended, to which row of the position before
+    const int32_t* old_ancestors;        // (batch * old_beams, ancestor_stride): the own slot of each position
+    int32_t* ancestors;                  // (batch * beams, ancestor_stride): the same with this position's
+    int64_t ancestor_stride;
+    const int64_t* source_lengths;       // (batch)
+    const float *sinusoid;               // (width), added to the embedding, or null
+    const float *cosine, *sine;          // (width / heads / 2), rotate queries and keys, or null
+    double own_scale;                    // factor of the weights of an own read
+    const float* source_scales;          // (batch): the same for the source's
+    const LayerSlots* slots;             // of each layer
+    float* log_probabilities;            // (batch * beams, vocabulary)
+};

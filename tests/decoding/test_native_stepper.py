@@ -1,0 +1,163 @@
+"""The compiled decoder against the model in double precision, with the tolerance of single precision sums."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from reluformer import rules
+from reluformer.config.decoding import DecodingConfig
+from reluformer.decoding import native_stepper, stepper
+from reluformer.decoding.native_stepper import NativeStepper
+from reluformer.decoding.search import beam_search
+from reluformer.decoding.torch_stepper import TorchStepper
+from reluformer.kernels.native import library
+
+TOLERANCE = 2e-5  # log-probabilities of size 10 have an eps of 1e-6; the sums of two layers add up
+needs_library = pytest.mark.skipif(library.unavailable() is not None, reason=str(library.unavailable()))
+MASK = torch.arange(5) < torch.tensor([[5], [3], [1]])
+
+
+@needs_library
+@pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize(
+    "rule", ["relu", "relu_plain", "relu_seqlen", "softmax", {"name": "relu", "learn_gamma": True}]
+)
+def test_a_step_equals_the_model_on_the_whole_prefix(make_model, rule, norm, positions):
+    attention = dict(decoder_attention=rule, cross_attention=rule, encoder_attention=rule)
+    _assert_equals_decode(make_model(**attention, norm=norm, positions=positions), widths=(4, 4, 2, 5, 7))
+
+
+@needs_library
+@pytest.mark.parametrize("sizes", [dict(width=6, heads=3, slots=5), dict(width=36, heads=1, slots=300), dict(width=40)])
+def test_sizes_that_fill_no_vector(make_model, sizes):
+    _assert_equals_decode(make_model(**sizes, vocab_size=37), widths=(1, 3, 4))
+
+
+@needs_library
+def test_slots_without_descendants_are_forgotten_and_nothing_changes(make_model):
+    beams = _assert_equals_decode(make_model(), widths=(4,) * 90)
+    assert beams.used < 250, "of the 362 slots that were written"
+
+
+@needs_library
+def test_a_decoder_without_layers_and_a_long_prefix(make_model):
+    _assert_equals_decode(make_model(decoder_layers=0), widths=(3, 3))
+    _assert_equals_decode(make_model(), widths=(2, 2), prefix_length=300)
+
+
+@needs_library
+def test_one_thread_and_two_give_the_same_bits(make_model):
+    model = make_model(vocab_size=50).float()
+    generator = torch.Generator().manual_seed(3)
+    tokens, parents = torch.randint(5, 50, (15,), generator=generator), torch.arange(5).repeat_interleave(3)
+    threads, found = torch.get_num_threads(), []
+    with torch.inference_mode():
+        encoded = model.encode(torch.randint(5, 50, (5, 6), generator=generator))
+        compiled = NativeStepper(model)
+        _, begun = compiled.start(encoded, torch.ones(5, 1, dtype=torch.long))
+        try:
+            for number in (1, 2):
+                torch.set_num_threads(number)
+                found.append(compiled.step(tokens, parents, copy.deepcopy(begun)))
+        finally:
+            torch.set_num_threads(threads)
+    assert torch.equal(*found)
+
+
+@needs_library
+@pytest.mark.parametrize("rule", ["relu", "softmax"])
+def test_a_search_finds_the_same_as_with_torch(make_model, rule):
+    model = make_model(vocab_size=60, decoder_attention=rule, cross_attention=rule).float()
+    source = torch.randint(5, 60, (3, 5), generator=torch.Generator().manual_seed(2))
+    config = DecodingConfig(n_best=3, beam=5)
+    native, torchs = (beam_search(kind(model), source, MASK, config=config) for kind in (NativeStepper, TorchStepper))
+    for ours, theirs in zip(native, torchs, strict=True):
+        assert [found.tokens for found in ours] == [found.tokens for found in theirs]
+        assert [found.score for found in ours] == pytest.approx([found.score for found in theirs], abs=TOLERANCE)
+
+
+@needs_library
+@pytest.mark.parametrize("size", [5, 16, 1000, 8191])
+@pytest.mark.parametrize("k", [1, 4, 40])
+def test_the_best_are_those_of_a_full_sort(make_model, size, k):
+    rows = torch.randn(6, size, generator=torch.Generator().manual_seed(size + k))
+    rows[1, : size - 3] = float("-inf")
+    values, places = NativeStepper(make_model().float()).best(rows, k)
+    torch.testing.assert_close(values, rows.sort(1, descending=True).values[:, : min(k, size)])
+    torch.testing.assert_close(rows.gather(1, places), values)
+    assert all(len(set(row)) == len(row) for row in places.tolist())
+
+
+@needs_library
+def test_stepper_of_takes_the_library_where_it_serves(make_model):
+    class Leaky(rules.ReluPlain):
+        def activate(self, scores, n):
+            return torch.where(scores > 0, scores, 0.1 * scores)
+
+    assert isinstance(stepper.stepper_of(make_model().float()), NativeStepper)
+    for model, reason in (
+        (make_model(), "float32 on the CPU, the model is torch.float64"),
+        (make_model(cross_attention="sparsemax").float(), "not with sparsemax"),
+        (make_model(decoder_attention="rela").float(), "not with rela"),
+        (make_model(decoder_attention=Leaky()).float(), "not with"),
+        (make_model(ffn="softmax").float(), "feed-forward layers, not with softmax"),
+    ):
+        assert reason in str(NativeStepper.refusal(model))
+        assert isinstance(stepper.stepper_of(model), TorchStepper)
+
+
+def test_without_the_library_torch_decodes(make_model, monkeypatch):
+    monkeypatch.setattr(native_stepper, "unavailable", lambda: "no compiler")
+    assert isinstance(stepper.stepper_of(make_model().float()), TorchStepper)
+
+
+def _assert_equals_decode(model, widths, prefix_length=2):
+    generator = torch.Generator().manual_seed(1)
+    size = model.config.vocab_size
+
+    def tokens(*shape):
+        return torch.randint(3, size, shape, generator=generator)
+
+    def expected(encoded):
+        return model.double().logits(model.decode(prefix, encoded)[0][:, -1]).log_softmax(-1)
+
+    prefix, source = tokens(3, prefix_length), tokens(3, 5)
+    with torch.inference_mode():
+        exact = model.encode(source, MASK)
+        compiled = NativeStepper(model.float())
+        following, beams = compiled.start(model.encode(source, MASK), prefix)
+        torch.testing.assert_close(following.double(), expected(exact), rtol=0, atol=TOLERANCE)
+        width = 1
+        for new_width in widths:
+            parents = torch.randint(0, width, (3, new_width), generator=generator)
+            parents = (parents + width * torch.arange(3)[:, None]).flatten()
+            newest = tokens(3 * new_width)
+            following = compiled.step(newest, parents, beams)
+            prefix, width = torch.cat([prefix[parents], newest[:, None]], 1), new_width
+            states, mask = exact.states.repeat_interleave(width, 0), MASK.repeat_interleave(width, 0)
+            wanted = expected(exact._replace(states=states, mask=mask))
+            torch.testing.assert_close(following.double(), wanted, rtol=0, atol=TOLERANCE)
+    return beams
+
+
+@needs_library
+def test_sources_can_leave_the_batch(make_model):
+    model = make_model().float()
+    source, mask = torch.randint(3, 9, (4, 5)), torch.arange(5) < torch.tensor([[5], [3], [1], [4]])
+    kept = torch.tensor([3, 1])
+    with torch.inference_mode():
+        compiled = NativeStepper(model)
+        prefix = torch.full((4, 1), 1)
+        _, all_beams = compiled.start(model.encode(source, mask), prefix)
+        _, few_beams = compiled.start(model.encode(source[kept], mask[kept]), prefix[kept])
+        first = torch.tensor([5, 6]).repeat(4)
+        compiled.step(first, torch.arange(4).repeat_interleave(2), all_beams)
+        compiled.step(first[:4], torch.arange(2).repeat_interleave(2), few_beams)
+        all_beams.select(kept)
+        tokens, parents = torch.tensor([5, 6, 7, 8]), torch.tensor([1, 0, 3, 3])
+        found, wanted = (compiled.step(tokens, parents, beams) for beams in (all_beams, few_beams))
+        torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE)
