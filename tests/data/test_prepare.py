@@ -64,6 +64,13 @@ def test_what_is_stored_is_the_text(config: DataConfig, tmp_path: Path) -> None:
     assert corpus.config == config.resolved()
 
 
+def test_only_the_train_split_shows_sentences_alone(config: DataConfig, tmp_path: Path) -> None:
+    segments = config.segments.replace(lone_sentences=1.0)
+    splits = prepare(config.replace(segments=segments), tmp_path / "out").splits
+    assert splits["train"].segments == splits["train"].sentences == 100
+    assert splits["valid"].segments == splits["valid"].documents == 5
+
+
 def test_an_unchanged_corpus_is_found_prepared(config: DataConfig, tmp_path: Path) -> None:
     first = prepare(config, tmp_path / "out")
     written = (tmp_path / "out" / "train.arrow").stat().st_mtime_ns

@@ -46,6 +46,12 @@ def test_sentence_by_sentence() -> None:
     assert segments[1].source.tolist() == [11, 11, END]
 
 
+def test_a_share_of_the_documents_sentence_by_sentence() -> None:
+    config = SegmentConfig(segment_tokens=20, lone_sentences=0.5, join_documents=True, join_across_groups=True)
+    found = ranges(list(cut([document(name, 2, 2) for name in "abcd"], config)))
+    assert found == [("a", 0, 2), ("b", 0, 1), ("b", 1, 1), ("c", 0, 2), ("d", 0, 1), ("d", 1, 1)]
+
+
 def test_a_sentence_longer_than_a_segment_is_counted_and_never_truncated() -> None:
     tally = Skipped()
     segments = list(cut([document("a", 1, 8, 1)], SegmentConfig(segment_tokens=8), skipped=tally))

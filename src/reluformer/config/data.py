@@ -136,6 +136,9 @@ class SegmentConfig(Config):
     """Fill a segment with the documents that follow, as long as they fit."""
     join_across_groups: bool = False
     """Also join documents of different groups. A group shares its id up to the last '/', as turns of one debate do."""
+    lone_sentences: float = Field(default=0.0, ge=0, le=1)
+    """Share of the train split's documents that are cut into single sentences, so that a model
+    of documents learns to translate a sentence alone, too."""
 
     @field_validator("segment_tokens", mode="before")
     @classmethod

@@ -154,7 +154,8 @@ def _prepare_split(
     summary = SplitSummary()
     documents = _counted(_reported(_read(config, split, summary.skipped), split, report), summary)
     encoded = encode_documents(documents, tokenizer)
-    segments = cut(encoded, config.segments, limits=config.limits, skipped=summary.skipped)
+    how = config.segments if split == "train" else config.segments.replace(lone_sentences=0.0)
+    segments = cut(encoded, how, limits=config.limits, skipped=summary.skipped)
     write_segments(_measured(segments, summary), directory / store_name(split), tokenizer.vocab_size)
     if not summary.segments:
         raise DataError(

@@ -82,16 +82,18 @@ def cut(
     """The segments of `documents`, in order.
 
     A document that fits into one segment is never cut. A sentence that fits into none is
-    dropped and counted, never truncated; the segment before it ends there.
+    dropped and counted, never truncated; the segment before it ends there. The documents
+    whose sentences are to stand alone are spread evenly.
     """
     skipped = Skipped() if skipped is None else skipped
-    single = config.segment_tokens == "sentence"
-    most = (limits or Limits()).sentence_tokens if single else int(config.segment_tokens)
+    sentences = config.segment_tokens == "sentence"
+    most = (limits or Limits()).sentence_tokens if sentences else int(config.segment_tokens)
     segment = _OpenSegment()
     group: str | None = None
-    for document in documents:
+    for number, document in enumerate(documents):
+        single = sentences or int((number + 1) * config.lone_sentences) > int(number * config.lone_sentences)
         joins = config.join_documents and (config.join_across_groups or _group(document.id) == group)
-        if not joins or not segment.has_room_for(document.pairs, most):
+        if single or not joins or not segment.has_room_for(document.pairs, most):
             yield from segment.close()
         group = _group(document.id)
         for index, pair in enumerate(document.pairs):
@@ -102,6 +104,8 @@ def cut(
             if single or not segment.has_room_for([pair], most):
                 yield from segment.close()
             segment.add(document.id, index, pair)
+        if single:
+            yield from segment.close()
     yield from segment.close()
 
 
