@@ -20,8 +20,8 @@ struct BackwardBuffers {
         out_stride = value_width + 16;
         d_q_stride = width;
         d_v_stride = value_width;
-        q = scratch.take(QUERIES * q_stride);
-        d_out = scratch.take(QUERIES * out_stride);
+        q = scratch.take(round_up(problem.queries, QUERIES) * q_stride);
+        d_out = scratch.take(round_up(problem.queries, QUERIES) * out_stride);
         keys = scratch.take(KEYS * problem.width);
         values = scratch.take(KEYS * problem.value_width);
         key_panels = scratch.take(KEYS * width);
@@ -70,8 +70,8 @@ inline void row_coefficients(const Gradient& gradient, const Rows& rows, const B
 
 // dS of a tile, over the slopes where they were kept; zeros in the blocks that are not live.
 template <class Act, bool Logs>
-inline void score_gradients(const BackwardBuffers& buffers, int64_t value_width, const QueryTile& rows,
-                            const KeyTile& tile, const uint32_t* live) {
+inline void score_gradients(const BackwardBuffers& buffers, const float* d_out, int64_t value_width,
+                            const QueryTile& rows, const KeyTile& tile, const uint32_t* live) {
     for (int32_t panel = 0; panel < tile.panels(); ++panel)
         for (int32_t group = 0; group < rows.groups(); ++group) {
             const int64_t at = group * ROWS * STRIDE + panel * WIDTH;
@@ -80,7 +80,7 @@ inline void score_gradients(const BackwardBuffers& buffers, int64_t value_width,
                 continue;
             }
             Block block = zero_block();
-            multiply(block, buffers.d_out + group * ROWS * buffers.out_stride, buffers.out_stride, 1,
+            multiply(block, d_out + group * ROWS * buffers.out_stride, buffers.out_stride, 1,
                      buffers.values + panel * WIDTH * value_width, WIDTH, value_width);
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; ++r) {
@@ -132,7 +132,12 @@ inline void backward_task(const Gradient& gradient, const Rows& rows, const Back
     const Problem& problem = gradient.forward;
     const float* key_bias = problem.key_bias.at(b, h);
     const bool wants_bias = gradient.d_row_bias.data != nullptr || gradient.d_key_bias.data != nullptr;
+    const float scale = static_cast<float>(problem.scale);
     row_coefficients(gradient, rows, buffers, b, h);
+    copy_rows(buffers.q, buffers.q_stride, problem.q, b, h, 0, problem.queries, problem.width,
+              [=](int64_t) { return scale; });
+    copy_rows(buffers.d_out, buffers.out_stride, gradient.d_out, b, h, 0, problem.queries, problem.value_width,
+              [&](int64_t i) { return buffers.factor[i]; });
     std::memset(d_q, 0, sizeof(float) * round_up(problem.queries, ROWS) * buffers.d_q_stride);
     uint32_t live[PANELS];
     for (int32_t first = begin; first < end; first += KEYS) {
@@ -150,20 +155,17 @@ inline void backward_task(const Gradient& gradient, const Rows& rows, const Back
             const int64_t row_end = row + QUERIES < problem.queries ? row + QUERIES : problem.queries;
             if (rows.visible(b, row_end - 1) <= first) continue;
             const QueryTile queries = query_tile(rows, b, h, row, row_end, tile);
-            copy_rows(buffers.q, buffers.q_stride, problem.q, b, h, queries, problem.width,
-                      [&](int32_t) { return static_cast<float>(problem.scale); });
-            if (!activations<Act, true>(buffers.q, buffers.q_stride, buffers.keys, problem.width,
+            const float *q = buffers.q + row * buffers.q_stride, *d_out = buffers.d_out + row * buffers.out_stride;
+            if (!activations<Act, true>(q, buffers.q_stride, buffers.keys, problem.width,
                                         key_bias == nullptr ? nullptr : buffers.key_bias, queries, tile,
                                         rows.biased(), buffers.weights, buffers.slopes, live))
                 continue;
-            copy_rows(buffers.d_out, buffers.out_stride, gradient.d_out, b, h, queries, problem.value_width,
-                      [&](int32_t i) { return buffers.factor[row + i]; });
-            score_gradients<Act, Logs>(buffers, problem.value_width, queries, tile, live);
+            score_gradients<Act, Logs>(buffers, d_out, problem.value_width, queries, tile, live);
             add_rows_times_panels(d_q + row * buffers.d_q_stride, buffers.d_q_stride, buffers.slopes,
                                   buffers.key_panels, problem.width, queries, tile, live);
-            add_keys_times_rows(buffers.d_v, buffers.d_v_stride, buffers.weights, buffers.d_out, buffers.out_stride,
+            add_keys_times_rows(buffers.d_v, buffers.d_v_stride, buffers.weights, d_out, buffers.out_stride,
                                 problem.value_width, queries, tile, live);
-            add_keys_times_rows(buffers.d_k, buffers.d_q_stride, buffers.slopes, buffers.q, buffers.q_stride,
+            add_keys_times_rows(buffers.d_k, buffers.d_q_stride, buffers.slopes, q, buffers.q_stride,
                                 problem.width, queries, tile, live);
             if (wants_bias) add_bias_gradients(gradient, buffers, d_row_bias, queries, tile);
         }
@@ -215,7 +217,13 @@ inline void finish_query_gradient(const Gradient& gradient, const float* shares,
     const float scale = static_cast<float>(problem.scale);
     for (int64_t i = 0; i < problem.queries; ++i) {
         float* to = gradient.d_q.at(b, h, i);
-        for (int64_t c = 0; c < problem.width; ++c) {
+        int64_t c = 0;
+        for (; c + LANES <= problem.width; c += LANES) {
+            Vector sum = load(shares + i * width + c);
+            for (int64_t part = 1; part < parts; ++part) sum += load(shares + part * step + i * width + c);
+            store(to + c, sum * scale);
+        }
+        for (; c < problem.width; ++c) {
             float sum = shares[i * width + c];
             for (int64_t part = 1; part < parts; ++part) sum += shares[part * step + i * width + c];
             to[c] = sum * scale;

@@ -10,7 +10,7 @@ struct ForwardBuffers {
         out_stride = round_up(problem.value_width, WIDTH);
         q_stride = round_up(problem.width, WIDTH) + 16;
         out = scratch.take(rows * out_stride);
-        q = scratch.take(QUERIES * q_stride);
+        q = scratch.take(rows * q_stride);
         keys = scratch.take(KEYS * problem.width);
         values = scratch.take(KEYS * out_stride);
         key_bias = scratch.take(KEYS);
@@ -84,6 +84,8 @@ inline void forward_task(const Problem& problem, const Rows& rows, const Forward
     std::memset(buffers.sums, 0, sizeof(float) * (end - begin));
     std::memset(buffers.logs, 0, sizeof(float) * (end - begin));
     std::memset(buffers.nonzeros, 0, sizeof(float) * (end - begin));
+    const float scale = static_cast<float>(problem.scale);
+    copy_rows(buffers.q, buffers.q_stride, problem.q, b, h, begin, end, problem.width, [=](int64_t) { return scale; });
     const int32_t all = rows.visible(b, end - 1);
     uint32_t live[PANELS];
     for (int32_t first = 0; first < all; first += KEYS) {
@@ -97,9 +99,7 @@ inline void forward_task(const Problem& problem, const Rows& rows, const Forward
             const int64_t row_end = row + QUERIES < end ? row + QUERIES : end;
             if (rows.visible(b, row_end - 1) <= first) continue;
             const QueryTile queries = query_tile(rows, b, h, row, row_end, tile);
-            copy_rows(buffers.q, buffers.q_stride, problem.q, b, h, queries, problem.width,
-                      [&](int32_t) { return static_cast<float>(problem.scale); });
-            if (!activations<Act, false>(buffers.q, buffers.q_stride, buffers.keys, problem.width,
+            if (!activations<Act, false>(buffers.q + (row - begin) * buffers.q_stride, buffers.q_stride, buffers.keys, problem.width,
                                          key_bias == nullptr ? nullptr : buffers.key_bias, queries, tile,
                                          rows.biased(), buffers.weights, nullptr, live))
                 continue;

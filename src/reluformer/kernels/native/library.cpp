@@ -1,7 +1,6 @@
 // The C interface that native/library.py loads, and how a read is divided into tasks.
 #include <atomic>
 #include <cstring>
-#include <memory>
 #include <new>
 #include <vector>
 
@@ -9,6 +8,7 @@
 #include "paths.h"
 #include "problem.h"
 #include "rows.h"
+#include "workspace.h"
 
 #ifndef RELUFORMER_SOURCE_HASH
 #define RELUFORMER_SOURCE_HASH "unknown"
@@ -27,23 +27,6 @@ const PathTable& table(int64_t path) {
     return PORTABLE_PATH;
 }
 
-// One stretch of memory for every thread, aligned to cache lines.
-class ThreadMemory {
-  public:
-    ThreadMemory(int64_t threads, int64_t floats)
-        : floats_((floats + 15) / 16 * 16),
-          memory_(static_cast<float*>(::operator new(sizeof(float) * threads * floats_, std::align_val_t(64)))) {}
-    int64_t step() const { return floats_; }
-    float* of(int64_t thread) const { return memory_.get() + thread * floats_; }
-
-  private:
-    struct Release {
-        void operator()(float* memory) const { ::operator delete(memory, std::align_val_t(64)); }
-    };
-    int64_t floats_;
-    std::unique_ptr<float, Release> memory_;
-};
-
 // How many queries a forward task takes: enough tasks that every thread finds work, but long ones, as each
 // task packs the keys that it reads. The division does not change any result.
 int64_t stretch(const Problem& problem) {
@@ -59,7 +42,7 @@ void run_forward(const Problem& problem) {
     const RowTables tables(problem);
     const PathTable& path = table(problem.path);
     const int64_t each = stretch(problem), parts = (queries + each - 1) / each;
-    const ThreadMemory memory(problem.threads, path.forward_floats(problem, each < queries ? each : queries));
+    const Workspace memory(problem.threads, path.forward_floats(problem, each < queries ? each : queries));
     for_each_task(launch, heads * parts, problem.threads, [&](int64_t task, int64_t thread) {
         const int64_t part = parts - 1 - task / heads, head = task % heads;  // the longest of a causal read first
         const int64_t begin = part * each, end = begin + each < queries ? begin + each : queries;
@@ -100,9 +83,9 @@ void run_backward(const Gradient& gradient) {
     if (problem.queries == 0) return;
     const PathTable& path = table(problem.path);
     const int64_t parts = key_parts(problem), share = path.query_gradient_floats(problem) + problem.queries;
-    const ThreadMemory memory(problem.threads, path.backward_floats(problem));
+    const Workspace memory(problem.threads, path.backward_floats(problem));
     // With one part a thread keeps the share of the head that it works on; else all shares are kept.
-    const ThreadMemory shares(parts == 1 ? problem.threads : heads * parts, share);
+    const Workspace shares(parts == 1 ? problem.threads : heads * parts, share);
     std::vector<std::atomic<int64_t>> finished(heads);
     for_each_task(launch, heads * parts, problem.threads, [&](int64_t task, int64_t thread) {
         const int64_t head = task / parts, part = task % parts, b = head / problem.heads, h = head % problem.heads;

@@ -20,11 +20,12 @@ struct KeyTile {
     int32_t panels() const { return (count + WIDTH - 1) / WIDTH; }
 };
 
-// The rows of one tile, copied next to each other, and what each of them sees.
+// The rows of one tile, and what each of them sees.
 struct QueryTile {
     int32_t first, count;        // rows first .. first + count of the sequence
     int32_t seen[QUERIES];       // how many slots of the key tile each row sees; 0 past the last row
     float bias[QUERIES];
+    int32_t most[GROUPS], least[GROUPS];  // of `seen` in each group of rows
 
     int32_t groups() const { return (count + ROWS - 1) / ROWS; }
 };
@@ -61,14 +62,15 @@ inline void pack_transposed(float* to, const Tensor4& from, int64_t b, int64_t h
     }
 }
 
-// Rows next to each other, times a factor each, zeros up to `stride` and up to a whole group of rows.
+// Rows begin .. end next to each other, times a factor each, zeros up to `stride` and up to a whole group of rows.
 template <class Factor>
-inline void copy_rows(float* to, int64_t stride, const Tensor4& from, int64_t b, int64_t h, const QueryTile& tile,
+inline void copy_rows(float* to, int64_t stride, const Tensor4& from, int64_t b, int64_t h, int64_t begin, int64_t end,
                       int64_t width, const Factor& factor) {
-    for (int32_t i = 0; i < tile.groups() * ROWS; ++i, to += stride) {
+    const int64_t padded = begin + round_up(end - begin, ROWS);
+    for (int64_t i = begin; i < padded; ++i, to += stride) {
         int64_t c = 0;
-        if (i < tile.count) {
-            const float* row = from.at(b, h, tile.first + i);
+        if (i < end) {
+            const float* row = from.at(b, h, i);
             const float times = factor(i);
             for (; c + LANES <= width; c += LANES) store(to + c, load(row + c) * times);
             for (; c < width; ++c) to[c] = row[c] * times;
@@ -85,6 +87,14 @@ inline QueryTile query_tile(const Rows& rows, int64_t b, int64_t h, int64_t firs
         const int32_t seen = i < tile.count ? rows.visible(b, first + i) - keys.first : 0;
         tile.seen[i] = seen < 0 ? 0 : (seen > keys.count ? keys.count : seen);
         tile.bias[i] = i < tile.count ? rows.bias(b, h, first + i) : 0.0f;
+    }
+    for (int32_t group = 0; group < GROUPS; ++group) {
+        const int32_t* seen = tile.seen + group * ROWS;
+        tile.most[group] = tile.least[group] = seen[0];
+        for (int r = 1; r < ROWS; ++r) {
+            tile.most[group] = seen[r] > tile.most[group] ? seen[r] : tile.most[group];
+            tile.least[group] = seen[r] < tile.least[group] ? seen[r] : tile.least[group];
+        }
     }
     return tile;
 }
@@ -117,14 +127,8 @@ inline bool activations(const float* q, int64_t q_stride, const float* keys, int
         live[panel] = 0;
         const float* panel_keys = keys + panel * WIDTH * width;
         for (int32_t group = 0; group < rows.groups(); ++group) {
-            const int32_t* seen = rows.seen + group * ROWS;
-            int32_t most = 0, least = KEYS;
-            for (int r = 0; r < ROWS; ++r) {
-                most = seen[r] > most ? seen[r] : most;
-                least = seen[r] < least ? seen[r] : least;
-            }
             float* to = weights + group * ROWS * STRIDE + panel * WIDTH;
-            if (most <= panel * WIDTH) {
+            if (rows.most[group] <= panel * WIDTH) {
                 if (Backward) store_block(to, STRIDE, zero_block());
                 continue;
             }
@@ -148,7 +152,8 @@ inline bool activations(const float* q, int64_t q_stride, const float* keys, int
                     block.at[r][side] = Act::activate(score);
                     if (Backward && Act::slope_kept) slope.at[r][side] = Act::slope(score, block.at[r][side]);
                 }
-            if (least < (panel + 1) * WIDTH) {
+            if (rows.least[group] < (panel + 1) * WIDTH) {
+                const int32_t* seen = rows.seen + group * ROWS;
                 hide(block, seen, panel * WIDTH);
                 if (Backward && Act::slope_kept) hide(slope, seen, panel * WIDTH);
             }
