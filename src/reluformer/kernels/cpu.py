@@ -18,7 +18,7 @@ from reluformer.errors import ArgumentError
 from reluformer.kernels import bias as biases
 from reluformer.kernels.bias import Bias
 from reluformer.kernels.native import library
-from reluformer.kernels.native.library import Gradient, Problem, Tensor3, Tensor4
+from reluformer.kernels.native.library import NOTHING, tensor3, tensor4
 from reluformer.kernels.statistics import RowStats
 from reluformer.kernels.visibility import Visibility
 from reluformer.rules import Rela, Relu, Relu2, ReluPlain, ReluSeqlen, RowNormalized, Rule, Sigmoid
@@ -120,6 +120,10 @@ torch.library.define(
 )
 
 
+_forced_path: list[int] = []
+"""For tests: a vector path other than the best."""
+
+
 def _rows(x: Tensor) -> Tensor:
     """With a contiguous last dimension, as the kernel wants it."""
     return x if x.stride(-1) == 1 else x.contiguous()
@@ -130,88 +134,73 @@ def _like_tokens(x: Tensor, length: int, width: int) -> Tensor:
     return torch.empty(x.size(0), length, x.size(1), width, dtype=x.dtype, device=x.device).transpose(1, 2)
 
 
-def _problem(
+def _read_fields(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    out: Tensor,
     key_mask: Tensor | None,
     row_bias: Tensor | None,
     key_bias: Tensor | None,
-    causal: bool,
-    scale: float,
-    formula: tuple[int, float, float, float],
-) -> Problem:
-    """The C struct; the caller keeps the tensors alive."""
-    activation, factor, exponent, delta = formula
-    problem = Problem(*q.shape[:3], *k.shape[2:], v.size(-1))
-    problem.causal, problem.threads, problem.path = causal, torch.get_num_threads(), _path()
-    problem.activation, problem.log_n = activation, activation == SIGMOID
-    problem.scale, problem.factor, problem.exponent, problem.delta = scale, factor, exponent, delta
-    problem.q, problem.k, problem.v, problem.out = Tensor4.of(q), Tensor4.of(k), Tensor4.of(v), Tensor4.of(out)
-    if key_mask is not None:
-        problem.key_mask, problem.mask_batch = key_mask.data_ptr(), key_mask.stride(0)
-    problem.row_bias, problem.key_bias = Tensor3.of(row_bias), Tensor3.of(key_bias)
-    return problem
+    options: tuple[Any, ...],
+    out: Tensor,
+    sums: Tensor | None,
+    statistics: tuple[Tensor, ...] = (),
+) -> tuple[float, ...]:
+    """The fields of the C struct; the caller keeps the tensors alive."""
+    causal, scale, activation, factor, exponent, delta = options
+    batch, heads, queries, width = q.shape
+    path = _forced_path[-1] if _forced_path else library.load().best_path
+    return (
+        *(batch, heads, queries, k.size(2), width, v.size(3)),
+        *(causal, torch.get_num_threads(), path, activation, activation == SIGMOID),
+        *(scale, factor, exponent, delta),
+        *(*tensor4(q), *tensor4(k), *tensor4(v), *tensor4(out)),
+        *((0, 0) if key_mask is None else (key_mask.data_ptr(), key_mask.stride(0))),
+        *(*tensor3(row_bias), *tensor3(key_bias)),
+        *((*NOTHING, *NOTHING) if sums is None else (*tensor3(sums[0]), *tensor3(sums[1]))),
+        *(field for row in statistics or (None, None, None) for field in tensor3(row)),
+    )
 
 
-_forced_path: list[int] = []
-
-
-def _path() -> int:
-    return _forced_path[-1] if _forced_path else library.load().best_path
-
-
-def _prepared(operands: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(None if x is None else _rows(x) for x in operands)
+def _prepared(operands: tuple[Any, ...]) -> list[Any]:
+    return [None if x is None else _rows(x) for x in operands]
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-    q, k, v, key_mask, row_bias, key_bias = _prepared(arguments[:6])
-    causal, scale, *known = arguments[6:]
+    operands, options = _prepared(arguments[:6]), arguments[6:]
+    q, v = operands[0], operands[2]
     out = _like_tokens(q, q.size(2), v.size(3))
-    divided = known[-1] >= 0
-    sums = torch.empty(2, *q.shape[:3]) if divided else torch.empty(0)
-    problem = _problem(q, k, v, out, key_mask, row_bias, key_bias, causal, scale, known)
-    if divided:
-        problem.sum, problem.mean_log = Tensor3.of(sums[0]), Tensor3.of(sums[1])
-    library.load().forward(problem)
+    divided = options[-1] >= 0
+    sums = torch.empty((2, *q.shape[:3]) if divided else 0)
+    library.load().forward(*_read_fields(*operands, options, out, sums if divided else None))
     return out, sums
 
 
 def _forward_stats(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    q, k, v, key_mask, row_bias, key_bias = _prepared(arguments[:6])
-    causal, scale, *known = arguments[6:]
-    out = _like_tokens(q, q.size(2), v.size(3))
+    operands, options = _prepared(arguments[:6]), arguments[6:]
+    q, v = operands[0], operands[2]
+    out, sums = _like_tokens(q, q.size(2), v.size(3)), torch.empty(2, *q.shape[:3])
     row_sum, entropy, zero_fraction = (torch.empty(q.shape[:3]) for _ in range(3))
-    sums = torch.empty(2, *q.shape[:3])
-    problem = _problem(q, k, v, out, key_mask, row_bias, key_bias, causal, scale, known)
-    problem.sum, problem.mean_log = Tensor3.of(sums[0]), Tensor3.of(sums[1])
-    problem.row_sum, problem.entropy = Tensor3.of(row_sum), Tensor3.of(entropy)
-    problem.zero_fraction = Tensor3.of(zero_fraction)
-    library.load().forward(problem)
+    fields = _read_fields(*operands, options, out, sums, (row_sum, entropy, zero_fraction))
+    library.load().forward(*fields)
     return out, row_sum, entropy, zero_fraction, sums
 
 
 def _backward(
     d_out: Tensor, d_row_sum: Tensor | None, d_entropy: Tensor | None, out: Tensor, sums: Tensor, *arguments: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    q, k, v, key_mask, row_bias, key_bias = _prepared(arguments[:6])
-    causal, scale, *known = arguments[6:]
+    operands, options = _prepared(arguments[:6]), arguments[6:]
+    q, k, v, _, row_bias, key_bias = operands
     d_out, d_row_sum, d_entropy = _prepared((d_out, d_row_sum, d_entropy))
-    d_q, d_k = _like_tokens(q, q.size(2), q.size(3)), _like_tokens(k, k.size(2), k.size(3))
-    d_v = _like_tokens(v, v.size(2), v.size(3))
+    d_q, d_k, d_v = (_like_tokens(x, x.size(2), x.size(3)) for x in (q, k, v))
     d_row_bias, d_key_bias = _bias_gradients(q, k, row_bias, key_bias)
-    problem = _problem(q, k, v, out, key_mask, row_bias, key_bias, causal, scale, known)
-    if sums.numel():
-        problem.sum, problem.mean_log = Tensor3.of(sums[0]), Tensor3.of(sums[1])
-    gradient = Gradient(problem, Tensor4.of(d_out), Tensor4.of(d_q), Tensor4.of(d_k), Tensor4.of(d_v))
-    gradient.d_row_sum, gradient.d_entropy = Tensor3.of(d_row_sum), Tensor3.of(d_entropy)
-    if row_bias is not None:
-        gradient.d_row_bias = Tensor3.of(d_row_bias)
-    if key_bias is not None:
-        gradient.d_key_bias = Tensor3.of(d_key_bias)
-    library.load().backward(gradient)
+    library.load().backward(
+        *_read_fields(*operands, options, out, sums if sums.numel() else None),
+        *(*tensor4(d_out), *tensor4(d_q), *tensor4(d_k), *tensor4(d_v)),
+        *(*tensor3(d_row_sum), *tensor3(d_entropy)),
+        *(NOTHING if row_bias is None else tensor3(d_row_bias)),
+        *(NOTHING if key_bias is None else tensor3(d_key_bias)),
+    )
     return d_q, d_k, d_v, d_row_bias, d_key_bias
 
 

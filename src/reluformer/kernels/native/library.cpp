@@ -29,11 +29,27 @@ const PathTable& table(int64_t path) {
 
 // How many queries a forward task takes: enough tasks that every thread finds work, but long ones, as each
 // task packs the keys that it reads. The division does not change any result.
-int64_t stretch(const Problem& problem) {
+int64_t stretch(const Problem& problem, int64_t threads) {
     const int64_t heads = problem.batches * problem.heads, shortest = 192;
-    const int64_t parts = problem.threads == 1 ? 1 : (2 * problem.threads + heads - 1) / heads;
+    const int64_t parts = threads == 1 ? 1 : (2 * threads + heads - 1) / heads;
     const int64_t even = (problem.queries + parts - 1) / parts;
     return (even + shortest - 1) / shortest * shortest;
+}
+
+// Waking a thread costs more than it saves below about this many products of two numbers.
+int64_t useful_threads(const Problem& problem) {
+    const double products = 1.0 * problem.batches * problem.heads * problem.queries * problem.slots *
+                            (problem.width + problem.value_width), each = 2e6;
+    const double useful = products / each;
+    return useful < 2 ? 1 : (useful < problem.threads ? static_cast<int64_t>(useful) : problem.threads);
+}
+
+void run_few(const Problem& problem, const Rows& rows, const PathTable& path) {
+    const int64_t heads = problem.batches * problem.heads, threads = useful_threads(problem);
+    const Workspace memory(threads, path.few_floats(problem));
+    for_each_task(launch, heads, threads, [&](int64_t head, int64_t thread) {
+        path.few(problem, rows, memory.of(thread), head / problem.heads, head % problem.heads);
+    });
 }
 
 void run_forward(const Problem& problem) {
@@ -41,9 +57,11 @@ void run_forward(const Problem& problem) {
     if (heads == 0 || queries == 0) return;
     const RowTables tables(problem);
     const PathTable& path = table(problem.path);
-    const int64_t each = stretch(problem), parts = (queries + each - 1) / each;
-    const Workspace memory(problem.threads, path.forward_floats(problem, each < queries ? each : queries));
-    for_each_task(launch, heads * parts, problem.threads, [&](int64_t task, int64_t thread) {
+    if (queries <= FEW && problem.row_sum.data == nullptr) return run_few(problem, tables.rows(), path);
+    const int64_t threads = useful_threads(problem);
+    const int64_t each = stretch(problem, threads), parts = (queries + each - 1) / each;
+    const Workspace memory(threads, path.forward_floats(problem, each < queries ? each : queries));
+    for_each_task(launch, heads * parts, threads, [&](int64_t task, int64_t thread) {
         const int64_t part = parts - 1 - task / heads, head = task % heads;  // the longest of a causal read first
         const int64_t begin = part * each, end = begin + each < queries ? begin + each : queries;
         path.forward(problem, tables.rows(), memory.of(thread), head / problem.heads, head % problem.heads, begin, end);
@@ -82,12 +100,13 @@ void run_backward(const Gradient& gradient) {
     clear_hidden(gradient);
     if (problem.queries == 0) return;
     const PathTable& path = table(problem.path);
+    const int64_t threads = useful_threads(problem);
     const int64_t parts = key_parts(problem), share = path.query_gradient_floats(problem) + problem.queries;
-    const Workspace memory(problem.threads, path.backward_floats(problem));
+    const Workspace memory(threads, path.backward_floats(problem));
     // With one part a thread keeps the share of the head that it works on; else all shares are kept.
-    const Workspace shares(parts == 1 ? problem.threads : heads * parts, share);
+    const Workspace shares(parts == 1 ? threads : heads * parts, share);
     std::vector<std::atomic<int64_t>> finished(heads);
-    for_each_task(launch, heads * parts, problem.threads, [&](int64_t task, int64_t thread) {
+    for_each_task(launch, heads * parts, threads, [&](int64_t task, int64_t thread) {
         const int64_t head = task / parts, part = task % parts, b = head / problem.heads, h = head % problem.heads;
         const int64_t all = rows.visible(b, problem.queries - 1);
         float* own = shares.of(parts == 1 ? thread : task);

@@ -2,13 +2,14 @@
 
 The library is plain C behind ctypes. It is refused, with a reason, where it is missing, was
 built from other sources than those beside it, or speaks another version of the structs
-below, which mirror problem.h field by field.
+of problem.h, which are packed here field by field.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import struct
 from functools import lru_cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -28,52 +29,27 @@ class LibraryError(ReluformerError):
     """The compiled library cannot be used; the message says why and what to do."""
 
 
-class Tensor4(ctypes.Structure):
+Tensor4 = tuple[int, int, int, int]
+Tensor3 = tuple[int, int, int]
+# Every field has eight bytes, so the structs have no gaps: "q" is an integer or an address, "d" a double.
+_READ = "11q 4d 16q 2q 21q"
+READ = struct.Struct(_READ)
+GRADIENT = struct.Struct(_READ + "16q 12q")
+NOTHING: Tensor3 = (0, 0, 0)
+
+
+def tensor4(tensor: Tensor) -> Tensor4:
     """(B, H, T, width) with its last dimension contiguous."""
-
-    _fields_ = (("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("batch", "head", "row")))
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> Tensor4:
-        return cls(tensor.data_ptr(), tensor.stride(0), tensor.stride(1), tensor.stride(2))
+    batch, head, row, _ = tensor.stride()
+    return tensor.data_ptr(), batch, head, row
 
 
-class Tensor3(ctypes.Structure):
+def tensor3(tensor: Tensor | None) -> Tensor3:
     """(B, H, T), contiguous along T."""
-
-    _fields_ = (("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("batch", "head")))
-
-    @classmethod
-    def of(cls, tensor: Tensor | None) -> Tensor3:
-        return cls() if tensor is None else cls(tensor.data_ptr(), tensor.stride(0), tensor.stride(1))
-
-
-_SIZES = ("batches", "heads", "queries", "slots", "width", "value_width")
-_SWITCHES = ("causal", "threads", "path", "activation", "log_n")
-
-
-class Problem(ctypes.Structure):
-    """One read."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in (*_SIZES, *_SWITCHES)),
-        *((name, ctypes.c_double) for name in ("scale", "factor", "exponent", "delta")),
-        *((name, Tensor4) for name in ("q", "k", "v", "out")),
-        ("key_mask", ctypes.c_void_p),
-        ("mask_batch", ctypes.c_int64),
-        *((name, Tensor3) for name in ("row_bias", "key_bias", "sum", "mean_log")),
-        *((name, Tensor3) for name in ("row_sum", "entropy", "zero_fraction")),
-    )
-
-
-class Gradient(ctypes.Structure):
-    """The gradient of one read."""
-
-    _fields_ = (
-        ("forward", Problem),
-        *((name, Tensor4) for name in ("d_out", "d_q", "d_k", "d_v")),
-        *((name, Tensor3) for name in ("d_row_sum", "d_entropy", "d_row_bias", "d_key_bias")),
-    )
+    if tensor is None:
+        return NOTHING
+    batch, head, _ = tensor.stride()
+    return tensor.data_ptr(), batch, head
 
 
 class Library:
@@ -92,6 +68,8 @@ class Library:
         self.best_path: int = self._c.reluformer_best_path()
         launch = _gomp_parallel()
         self.threaded = launch is not None
+        self._c.reluformer_forward.argtypes = [ctypes.c_char_p]
+        self._c.reluformer_backward.argtypes = [ctypes.c_char_p]
         self._c.reluformer_set_launch.argtypes = [ctypes.c_void_p]
         self._c.reluformer_set_launch(launch)
         pointer, number = ctypes.c_void_p, ctypes.c_int64
@@ -100,11 +78,13 @@ class Library:
         self.decode = self._function("decode", pointer, pointer, result=number)
         self.best = self._function("best", number, pointer, *[number] * 3, pointer, pointer, number)
 
-    def forward(self, problem: Problem) -> None:
-        self._check(self._c.reluformer_forward(ctypes.byref(problem)))
+    def forward(self, *fields: float) -> None:
+        """One read: the fields of `Problem`."""
+        self._check(self._c.reluformer_forward(READ.pack(*fields)))
 
-    def backward(self, gradient: Gradient) -> None:
-        self._check(self._c.reluformer_backward(ctypes.byref(gradient)))
+    def backward(self, *fields: float) -> None:
+        """The gradient of one read: the fields of `Gradient`."""
+        self._check(self._c.reluformer_backward(GRADIENT.pack(*fields)))
 
     def _function(self, name: str, *arguments: Any, result: Any = None) -> Any:
         function = self._c[f"reluformer_{name}"]

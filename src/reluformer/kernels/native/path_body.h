@@ -5,6 +5,7 @@ namespace RELUFORMER_PATH {
 #include "activations.h"
 #include "tiles.h"
 #include "forward.h"
+#include "few.h"
 #include "backward.h"
 #include "linear.h"
 #include "beams.h"
@@ -12,8 +13,11 @@ namespace RELUFORMER_PATH {
 }  // namespace RELUFORMER_PATH
 
 const PathTable RELUFORMER_TABLE = {
-    RELUFORMER_PATH::forward_floats,        RELUFORMER_PATH::forward,  RELUFORMER_PATH::backward_floats,
-    RELUFORMER_PATH::query_gradient_floats, RELUFORMER_PATH::backward, RELUFORMER_PATH::finish_query_gradient,
-    RELUFORMER_PATH::panel_floats,          RELUFORMER_PATH::pack_linear, RELUFORMER_PATH::decode_floats,
-    RELUFORMER_PATH::decode,                RELUFORMER_PATH::best_of_row,
+    RELUFORMER_PATH::forward_floats,  RELUFORMER_PATH::forward,
+    RELUFORMER_PATH::few_floats,      RELUFORMER_PATH::few,
+    RELUFORMER_PATH::backward_floats, RELUFORMER_PATH::query_gradient_floats,
+    RELUFORMER_PATH::backward,        RELUFORMER_PATH::finish_query_gradient,
+    RELUFORMER_PATH::panel_floats,    RELUFORMER_PATH::pack_linear,
+    RELUFORMER_PATH::decode_floats,   RELUFORMER_PATH::decode,
+    RELUFORMER_PATH::best_of_row,
 };

@@ -11,6 +11,10 @@ struct PathTable {
     // The read of queries begin .. end of one head.
     void (*forward)(const Problem&, const Rows&, float* scratch, int64_t b, int64_t h, int64_t begin, int64_t end);
 
+    // The same for all queries of one head, where they are at most FEW and nobody asked for statistics.
+    int64_t (*few_floats)(const Problem&);
+    void (*few)(const Problem&, const Rows&, float* scratch, int64_t b, int64_t h);
+
     int64_t (*backward_floats)(const Problem&);
     int64_t (*query_gradient_floats)(const Problem&);
     // The gradients of visible slots begin .. end of one head, and their share of those of the queries and row biases.

@@ -22,6 +22,9 @@ struct Tensor3 {
     float* at(int64_t b, int64_t h) const { return data == nullptr ? nullptr : data + b * batch + h * head; }
 };
 
+// Up to so many queries are read slot by slot instead of tile by tile.
+constexpr int64_t FEW = 8;
+
 enum Activation : int64_t { RELU = 0, RELU_SQUARED = 1, SIGMOID = 2 };
 enum Path : int64_t { PORTABLE = 0, AVX2 = 1, AVX512 = 2 };
 

@@ -12,10 +12,15 @@ INLINE Vector load(const float* from) { return *reinterpret_cast<const Loose*>(f
 INLINE void store(float* to, Vector x) { *reinterpret_cast<Loose*>(to) = x; }
 INLINE Vector filled(float x) { return x - Vector{}; }
 
+// The sum of all lanes, always in the same order: halves are added until one is left.
 INLINE float total(Vector x) {
-    float sum = 0;
-    for (int lane = 0; lane < LANES; ++lane) sum += x[lane];
-    return sum;
+    float lanes[LANES];
+    store(lanes, x);
+#pragma GCC unroll 4
+    for (int half = LANES / 2; half > 0; half /= 2)
+#pragma GCC unroll 8
+        for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+    return lanes[0];
 }
 
 INLINE Integers lane_numbers() {

@@ -1,0 +1,120 @@
+// A few queries against many slots, as when decoding: keys are read once, where they are, and a value
+// only where its weight is not zero.
+#pragma once
+
+constexpr int SLOTS_AT_ONCE = 256;
+constexpr int COLUMNS_AT_ONCE = 8 * LANES;
+
+struct FewBuffers {
+    float *q, *scores, *out;
+    int64_t q_stride, out_stride;
+
+    FewBuffers(Scratch& scratch, const Problem& problem) {
+        q_stride = round_up(problem.width, LANES);
+        out_stride = round_up(problem.value_width, COLUMNS_AT_ONCE);
+        q = scratch.take(problem.queries * q_stride);
+        scores = scratch.take(problem.queries * SLOTS_AT_ONCE);
+        out = scratch.take(problem.queries * out_stride);
+    }
+};
+
+INLINE float dot(const float* a, const float* b, int64_t width) {
+    Vector even{}, odd{};
+    int64_t c = 0;
+    for (; c + 2 * LANES <= width; c += 2 * LANES) {
+        even += load(a + c) * load(b + c);
+        odd += load(a + c + LANES) * load(b + c + LANES);
+    }
+    for (; c + LANES <= width; c += LANES) even += load(a + c) * load(b + c);
+    float rest = 0;
+    for (; c < width; ++c) rest += a[c] * b[c];
+    return total(even + odd) + rest;
+}
+
+// out += sum over the chosen slots of weight * value, COLUMNS_AT_ONCE columns in registers.
+inline void add_chosen(float* out, const Problem& problem, int64_t b, int64_t h, const int32_t* slots,
+                       const float* weights, const int32_t* chosen, int32_t count) {
+    for (int64_t column = 0; column < problem.value_width; column += COLUMNS_AT_ONCE) {
+        const int64_t here = problem.value_width - column;
+        if (here >= COLUMNS_AT_ONCE) {
+            Vector sums[8];
+#pragma GCC unroll 8
+            for (int c = 0; c < 8; ++c) sums[c] = load(out + column + c * LANES);
+            for (int32_t i = 0; i < count; ++i) {
+                const float* value = problem.v.at(b, h, slots[chosen[i]]) + column;
+                const float weight = weights[chosen[i]];
+#pragma GCC unroll 8
+                for (int c = 0; c < 8; ++c) sums[c] += weight * load(value + c * LANES);
+            }
+#pragma GCC unroll 8
+            for (int c = 0; c < 8; ++c) store(out + column + c * LANES, sums[c]);
+        } else {
+            for (int32_t i = 0; i < count; ++i) {
+                const float* value = problem.v.at(b, h, slots[chosen[i]]) + column;
+                const float weight = weights[chosen[i]];
+                for (int64_t c = 0; c < here; ++c) out[column + c] += weight * value[c];
+            }
+        }
+    }
+}
+
+template <class Act>
+inline void few_task(const Problem& problem, const Rows& rows, const FewBuffers& buffers, int64_t b, int64_t h) {
+    const float scale = static_cast<float>(problem.scale);
+    const float* key_bias = problem.key_bias.at(b, h);
+    float sums[FEW];
+    for (int64_t i = 0; i < problem.queries; ++i) {
+        const float* from = problem.q.at(b, h, i);
+        for (int64_t c = 0; c < problem.width; ++c) buffers.q[i * buffers.q_stride + c] = from[c] * scale;
+        sums[i] = 0;
+    }
+    std::memset(buffers.out, 0, sizeof(float) * problem.queries * buffers.out_stride);
+    const int32_t all = rows.visible(b, problem.queries - 1);
+    for (int32_t first = 0; first < all; first += SLOTS_AT_ONCE) {
+        const int32_t count = all - first < SLOTS_AT_ONCE ? all - first : SLOTS_AT_ONCE;
+        const int32_t* slots = rows.slots(b) + first;
+        for (int32_t j = 0; j < count; ++j) {
+            const float* key = problem.k.at(b, h, slots[j]);
+            for (int64_t i = 0; i < problem.queries; ++i)
+                buffers.scores[i * SLOTS_AT_ONCE + j] = dot(buffers.q + i * buffers.q_stride, key, problem.width);
+        }
+        for (int64_t i = 0; i < problem.queries; ++i) {
+            float* scores = buffers.scores + i * SLOTS_AT_ONCE;
+            const float row_bias = rows.bias(b, h, i);
+            const int32_t seen = rows.visible(b, i) - first, last = seen < count ? seen : count;
+            if (rows.biased())
+                for (int32_t j = 0; j < last; ++j) scores[j] += row_bias + (key_bias ? key_bias[slots[j]] : 0.0f);
+            for (int32_t j = 0; j < last; j += LANES) store(scores + j, Act::activate(load(scores + j)));
+            int32_t chosen[SLOTS_AT_ONCE], found = 0;
+            for (int32_t j = 0; j < last; ++j) {
+                sums[i] += scores[j];
+                chosen[found] = j;
+                found += !(scores[j] == 0.0f);
+            }
+            add_chosen(buffers.out + i * buffers.out_stride, problem, b, h, slots, scores, chosen, found);
+        }
+    }
+    for (int64_t i = 0; i < problem.queries; ++i) {
+        const float factor = row_factor(problem, rows.scale(b, i), sums[i]);
+        for (int64_t c = 0; c < problem.value_width; ++c)
+            problem.out.at(b, h, i)[c] = buffers.out[i * buffers.out_stride + c] * factor;
+        if (problem.sum.data != nullptr) problem.sum.at(b, h)[i] = sums[i];
+        if (problem.mean_log.data != nullptr) problem.mean_log.at(b, h)[i] = 0.0f;
+    }
+}
+
+inline int64_t few_floats(const Problem& problem) {
+    Scratch counted;
+    FewBuffers(counted, problem);
+    return counted.used();
+}
+
+inline void few(const Problem& problem, const Rows& rows, float* memory, int64_t b, int64_t h) {
+    Scratch scratch(memory);
+    const FewBuffers buffers(scratch, problem);
+    switch (problem.activation) {
+        case RELU: return few_task<Relu>(problem, rows, buffers, b, h);
+        case RELU_SQUARED: return few_task<ReluSquared>(problem, rows, buffers, b, h);
+        default: return few_task<Sigmoid>(problem, rows, buffers, b, h);
+    }
+}
