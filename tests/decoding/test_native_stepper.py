@@ -15,7 +15,7 @@ from reluformer.decoding.search import beam_search
 from reluformer.decoding.torch_stepper import TorchStepper
 from reluformer.kernels.native import library
 
-TOLERANCE = 2e-5  # log-probabilities of size 10 have an eps of 1e-6; the sums of two layers add up
+TOLERANCE = 5e-5  # three times what torch itself is off by in single precision, with such models
 needs_library = pytest.mark.skipif(library.unavailable() is not None, reason=str(library.unavailable()))
 MASK = torch.arange(5) < torch.tensor([[5], [3], [1]])
 
