@@ -1,0 +1,272 @@
+"""Additive reads on a GPU: `torch.library` operators around the tiles of `triton_tiles`.
+
+The kernels know one form of rule, u_ij = c_i a(s_ij - t_i) with an activation a, a factor and
+a shift of the row; both are computed here from n_i with the rule's own methods. A rule that
+divides by its row sum is the same read with the division after it, so it costs no second pass.
+
+No GPU was at hand when this was written: it is tested under Triton's interpreter
+(TRITON_INTERPRET=1), compiled for two GPU generations, and has never been timed.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reluformer.errors import ArgumentError
+from reluformer.kernels.additive import divisor, taken_apart
+from reluformer.kernels.statistics import RowStats, entropy_of
+from reluformer.kernels.visibility import Visibility
+from reluformer.rules import Pointwise, Relu2, ReluPlain, Rule, Sigmoid
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MAX_WIDTH = 256
+_INSTALLED = find_spec("triton") is not None
+_ACTIVATIONS = {ReluPlain.activate: 0, Relu2.activate: 1, Sigmoid.activate: 2}
+"""By the method, so that a rule with its own row scale is read as well."""
+
+
+def unavailable() -> str | None:
+    """Why nothing can be read here, or None."""
+    if not _INSTALLED:
+        return "triton is not installed: pip install 'reluformer[triton]'"
+    if not torch.cuda.is_available() and not _interpreted():
+        return "there is no GPU; TRITON_INTERPRET=1 in the environment runs the kernels slowly on the CPU"
+    return None
+
+
+def refusal(q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility, bias: Tensor | None) -> str | None:
+    """What of this read the kernels cannot do, or None."""
+    if (reason := unavailable()) is not None:
+        return reason
+    if q.device.type != "cuda" and not _interpreted():
+        return f"the tensors are on device '{q.device}', not on a GPU"
+    additive = taken_apart(rule)
+    if additive is None or type(additive.terms).activate not in _ACTIVATIONS:
+        return f"rule '{rule.name}' is none of ReLU, squared ReLU and sigmoid with a scale of the row"
+    if visibility.mask is not None:
+        return "a dense mask is given; causal and key_mask are what the kernels know"
+    if bias is not None and bias.ndim > 1 and bias.size(-2) != 1:
+        return f"bias has shape {tuple(bias.shape)}; only a bias of the slots, (..., 1, Tk), can be added"
+    if q.dtype not in DTYPES or not q.dtype == k.dtype == v.dtype:
+        return f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; they must all be float32, bfloat16 or float16"
+    if max(q.size(-1), v.size(-1)) > MAX_WIDTH:
+        return f"a head is {max(q.size(-1), v.size(-1))} wide; at most {MAX_WIDTH} fit"
+    return None
+
+
+def _rows(terms: Pointwise, visibility: Visibility, batch: int) -> tuple[Tensor, Tensor]:
+    """Factor and shift of each row, (B, Tq), from the number of slots that it sees."""
+    n = visibility.counts().clamp_min(1).to(torch.float32)
+    factor = terms.row_scale(n)
+    factor = torch.ones_like(n) if factor is None else factor
+    shift = torch.log(n) if type(terms).activate is Sigmoid.activate else torch.zeros_like(n)
+    wide = (batch, visibility.queries)
+    return factor.reshape(-1, n.size(-1)).expand(wide), shift.reshape(-1, n.size(-1)).expand(wide)
+
+
+def read(
+    q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility, bias: Tensor | None, scale: float, stats: bool
+) -> tuple[Tensor, RowStats | None]:
+    """(B,H,Tq,d), (B,H,Tk,d), (B,H,Tk,dv) -> (B,H,Tq,dv), and the row statistics if asked."""
+    if (reason := refusal(q, k, v, rule, visibility, bias)) is not None:
+        raise ArgumentError(f"impl='triton': {reason}; use impl='auto'")
+    additive = taken_apart(rule)
+    assert additive is not None
+    terms, delta = additive
+    batch, heads = q.shape[:2]
+    factor, shift = _rows(terms, visibility, batch)
+    slot_bias = None if bias is None else bias.expand(batch, heads, 1, k.size(2)).squeeze(2)
+    first = visibility.first_position if visibility.hides_future else -1
+    divided = delta is not None  # afterwards, so the read is not rounded before
+    options = (scale, _ACTIVATIONS[type(terms).activate], first, stats or divided, stats, divided)
+    out, row_sum, w_log_w, zeros = _read(q, k, v, visibility.key_mask, slot_bias, factor, shift, *options)
+    if delta is not None:
+        total = divisor(row_sum, delta)
+        out = (out / total[..., None]).to(q.dtype)
+        w_log_w = (w_log_w - row_sum * total.log()) / total if stats else w_log_w
+        row_sum = row_sum / total
+    if not stats:
+        return out, None
+    n_visible = visibility.counts().expand(row_sum.shape)
+    return out, RowStats(row_sum, entropy_of(row_sum, w_log_w), zeros / n_visible.clamp_min(1), n_visible)
+
+
+def _interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
+
+
+# ------------------------------------------------------------------ the operators
+
+
+@torch.library.custom_op("reluformer::triton_read", mutates_args=())
+def _read(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    bias: Tensor | None,
+    factor: Tensor,
+    shift: Tensor,
+    scale: float,
+    activation: int,
+    first: int,
+    sums: bool,
+    entropies: bool,
+    exact: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The read, sum w, sum w log w and the number of zeros of each row; empty where not asked for.
+
+    bias: (B, H, Tk); factor, shift: (B, Tq); first: position of the first query if causal, else
+    -1; exact: the read in float32, whatever the inputs are.
+    """
+    outputs = _outputs(q, v, sums, entropies, exact)
+    if _nothing(q, k):
+        for part in outputs:
+            part.zero_()
+        return outputs
+    arguments = _Arguments(q, k, v, key_mask, bias, factor, shift, scale, activation, first, sums, entropies)
+    arguments.launch("read_rows", "rows", *outputs)
+    return outputs
+
+
+@torch.library.custom_op("reluformer::triton_read_backward", mutates_args=())
+def _read_backward(
+    d_out: Tensor,
+    d_row_sum: Tensor,
+    d_w_log_w: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    bias: Tensor | None,
+    factor: Tensor,
+    shift: Tensor,
+    scale: float,
+    activation: int,
+    first: int,
+    sums: bool,
+    entropies: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v and bias; the last is empty without a bias."""
+    d_q, d_k, d_v, d_bias = gradients = _gradients(q, k, v, bias)
+    if _nothing(q, k):
+        for part in gradients:
+            part.zero_()
+        return gradients
+    arguments = _Arguments(q, k, v, key_mask, bias, factor, shift, scale, activation, first, sums, entropies)
+    given = [part.contiguous() for part in (d_out, d_row_sum, d_w_log_w)]
+    arguments.launch("differentiate_slots", "slots", *given, d_k, d_v, d_bias)
+    arguments.launch("differentiate_rows", "rows", *given, d_q)
+    return gradients
+
+
+@_read.register_fake
+def _(q, k, v, key_mask, bias, factor, shift, scale, activation, first, sums, entropies, exact):  # type: ignore[no-untyped-def]
+    return _outputs(q, v, sums, entropies, exact)
+
+
+@_read_backward.register_fake
+def _(  # type: ignore[no-untyped-def]
+    d_out, d_row_sum, d_w_log_w, q, k, v, key_mask, bias, factor, shift, scale, activation, first, sums, entropies
+):
+    return _gradients(q, k, v, bias)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, v, key_mask, bias, factor, shift, *options, _exact = inputs
+    ctx.save_for_backward(q, k, v, key_mask, bias, factor, shift)
+    ctx.options = options
+    ctx.mark_non_differentiable(output[3])
+
+
+def _differentiate(ctx: Any, d_out: Tensor, d_row_sum: Tensor, d_w_log_w: Tensor, _: Any) -> tuple[Any, ...]:
+    given = (d_out, d_row_sum, d_w_log_w)
+    d_q, d_k, d_v, d_bias = _read_backward(*given, *ctx.saved_tensors, *ctx.options)
+    bias = ctx.saved_tensors[4]
+    return (d_q, d_k, d_v, None, None if bias is None else d_bias.to(bias.dtype), *(None,) * 8)
+
+
+_read.register_autograd(_differentiate, setup_context=_keep)
+
+
+def _outputs(q: Tensor, v: Tensor, sums: bool, entropies: bool, exact: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    out = q.new_empty((*q.shape[:3], v.size(-1)), dtype=torch.float32 if exact else q.dtype)
+    rows = [q.new_empty(q.shape[:3] if asked else (0,), dtype=torch.float32) for asked in (sums, entropies, entropies)]
+    return out, rows[0], rows[1], rows[2]
+
+
+def _gradients(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    d_q, d_k, d_v = (part.new_empty(part.shape) for part in (q, k, v))
+    return d_q, d_k, d_v, q.new_empty((0,) if bias is None else bias.shape, dtype=torch.float32)
+
+
+def _nothing(q: Tensor, k: Tensor) -> bool:
+    return q.size(0) * q.size(1) * q.size(2) * k.size(2) == 0
+
+
+def tile_of(width: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Rows and slots of a tile and the stages of its pipeline, for heads of `width` (padded).
+
+    So that every kernel fits into the 99 KB of shared memory that most GPUs give a block; not
+    tuned by timing. float32 is multiplied exactly, without tensor cores.
+    """
+    if dtype == torch.float32:
+        side = 64 if width <= 16 else 32 if width <= 128 else 16
+        return side, side, 1
+    return (64, 64, 2) if width <= 128 else (32, 32, 2)
+
+
+class _Arguments:
+    """What the three kernels have in common."""
+
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_mask: Tensor | None,
+        bias: Tensor | None,
+        factor: Tensor,
+        shift: Tensor,
+        scale: float,
+        activation: int,
+        first: int,
+        sums: bool,
+        entropies: bool,
+    ) -> None:
+        q, k, v = (part if part.stride(-1) == 1 else part.contiguous() for part in (q, k, v))
+        mask = q if key_mask is None else key_mask.contiguous().view(torch.uint8)
+        key_bias = q if bias is None else bias.contiguous()
+        self.device = q.device
+        self.heads_in_all = q.size(0) * q.size(1)
+        self.lengths = {"rows": q.size(2), "slots": k.size(2)}
+        self.tensors = (q, k, v, mask, key_bias, shift.contiguous(), factor.contiguous())
+        strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
+        self.sizes = (*strides, q.size(1), q.size(2), k.size(2), max(first, 0), scale)
+        widths = q.size(-1), v.size(-1)
+        padded = [max(16, 1 << (width - 1).bit_length()) for width in widths]
+        rows, slots, self.stages = tile_of(max(padded), q.dtype)
+        self.constants = dict(D=widths[0], DV=widths[1], BD=padded[0], BV=padded[1], BQ=rows, BK=slots)
+        self.constants |= dict(ACTIVATION=activation, CAUSAL=first >= 0, MASKED=key_mask is not None)
+        self.constants |= dict(BIASED=bias is not None, SUMS=sums, ENTROPIES=entropies)
+        self.constants |= dict(WIDEN=q.dtype == torch.bfloat16 and _interpreted())
+
+    def launch(self, kernel: str, tiled: str, *outputs: Tensor) -> None:
+        """Run `kernel` on the tiles of "rows" or "slots" of every head."""
+        from reluformer.kernels import triton_tiles
+
+        tile = self.constants["BQ" if tiled == "rows" else "BK"]
+        grid = (-(-self.lengths[tiled] // tile), self.heads_in_all)
+        guard: AbstractContextManager[Any] = nullcontext()
+        if self.device.type == "cuda":
+            guard = torch.cuda.device(self.device)
+        with guard:
+            getattr(triton_tiles, kernel)[grid](
+                *self.tensors, *outputs, *self.sizes, **self.constants, num_stages=self.stages
+            )

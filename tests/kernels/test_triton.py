@@ -1,0 +1,353 @@
+"""The Triton kernels against the reference in float64; without a GPU under Triton's interpreter."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from reluformer import rules
+from reluformer.conformance import cases
+from reluformer.conformance.cases import ENTROPY_GRADIENT_TOLERANCE, PADDINGS, PATTERNS, TOLERANCE, Case, error
+from reluformer.errors import ArgumentError
+from reluformer.kernels import Visibility, reference, triton
+
+# Triton decides when its functions are decorated whether they are interpreted, its own library
+# included. Modules are collected before any test runs, so this import is the first one.
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+with pytest.MonkeyPatch.context() as environment:
+    if DEVICE == "cpu":
+        environment.setenv("TRITON_INTERPRET", "1")
+    pytest.importorskip("triton", reason="triton is not installed: pip install 'reluformer[triton]'")
+    from reluformer.kernels import triton_tiles  # noqa: F401
+
+RULES = [name for name in rules.names() if name.startswith("rel") or name == "sigmoid"]
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE == "cpu":
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uninitialised memory is NaN, so that a forgotten write shows."""
+    allocate = torch.Tensor.new_empty
+
+    def allocate_nan(self: Tensor, *args: Any, **options: Any) -> Tensor:
+        tensor = allocate(self, *args, **options)
+        return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", allocate_nan)
+
+
+def read(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rule: str | rules.Rule = "relu",
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    return_stats: bool = False,
+    implementation: Any = triton,
+) -> Any:
+    """`reluformer.read`, on the device under test for `triton`."""
+    home, device = q.device, DEVICE if implementation is triton else q.device
+    q, k, v, key_mask, mask, bias = (x if x is None else x.to(device) for x in (q, k, v, key_mask, mask, bias))
+    visibility = Visibility(q.size(2), k.size(2), q.device, causal, key_mask, mask)
+    scale = 1 / math.sqrt(q.size(-1)) if scale is None else scale
+    out, stats = implementation.read(q, k, v, rules.get(rule), visibility, bias, scale, return_stats)
+    if stats is not None:
+        stats = type(stats)(*(part.to(home) for part in stats))
+    return (out.to(home), stats) if return_stats else out.to(home)
+
+
+def specified(*args: Any, **options: Any) -> Any:
+    return read(*args, **options, implementation=reference)
+
+
+def by_turns(rule: str, dtype: torch.dtype) -> list[Case]:
+    """The rule with each pattern, the paddings by turns."""
+    return [Case(rule, pattern, PADDINGS[i % len(PADDINGS)], dtype) for i, pattern in enumerate(PATTERNS)]
+
+
+# the whole grid takes minutes under the interpreter; rules with the same activation differ in a factor
+GRID = [
+    *(Case("relu", pattern, padding, torch.float32) for pattern, padding in product(PATTERNS, PADDINGS)),
+    *(case for rule in ("relu2", "sigmoid") for case in by_turns(rule, torch.float32)),
+    *(Case(rule, "causal", "ragged", torch.float32) for rule in RULES if rule not in ("relu", "relu2", "sigmoid")),
+    *by_turns("relu", torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize("case", GRID, ids=str)
+def test_the_grid(case: Case) -> None:
+    inputs, options = case.tensors()
+    out, gradients = cases.run(read, inputs, options)
+    expected, expected_gradients = cases.run(specified, cases.in_float64(inputs), options)
+    assert out.dtype == case.dtype
+    assert error(out, expected, case.dtype) <= TOLERANCE[case.dtype]
+    for name, gradient in gradients.items():
+        assert error(gradient, expected_gradients[name], case.dtype) <= TOLERANCE[case.dtype], name
+
+
+def assert_statistics(inputs: dict[str, Tensor], options: dict[str, Any]) -> None:
+    stats, gradients = cases.run_stats(read, inputs, options)
+    expected, expected_gradients = cases.run_stats(specified, cases.in_float64(inputs), options)
+    assert torch.equal(stats.n_visible, expected.n_visible)
+    for field in ("row_sum", "entropy", "zero_fraction"):
+        got, wanted = getattr(stats, field).detach(), getattr(expected, field).detach()
+        assert error(got, wanted, torch.float32) <= TOLERANCE[torch.float32], field
+    for name, gradient in gradients.items():
+        assert error(gradient, expected_gradients[name], torch.float32) <= ENTROPY_GRADIENT_TOLERANCE, name
+
+
+STATISTICS = [
+    *by_turns("relu", torch.float32),
+    *(Case(rule, "causal", "ragged", torch.float32) for rule in RULES if rule not in ("relu", "relu_plain", "rela")),
+]
+
+
+@pytest.mark.parametrize("case", STATISTICS, ids=str)
+def test_statistics_and_their_gradients(case: Case) -> None:
+    assert_statistics(*case.tensors())
+
+
+def memory(queries: int, slots: int, width: int, value_width: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"q": (2, 1, queries, width), "k": (2, 1, slots, width), "v": (2, 1, slots, value_width)}
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def assert_same(inputs: dict[str, Tensor], options: dict[str, Any]) -> None:
+    out, gradients = cases.run(read, inputs, options)
+    expected, expected_gradients = cases.run(specified, cases.in_float64(inputs), options)
+    assert error(out, expected, torch.float32) <= TOLERANCE[torch.float32]
+    for name, gradient in gradients.items():
+        assert gradient.shape == inputs[name].shape
+        assert error(gradient, expected_gradients[name], torch.float32) <= TOLERANCE[torch.float32], name
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "tile_of", lambda width, dtype: (16, 32, 1))
+
+
+@pytest.mark.parametrize(
+    ("rule", "queries", "slots", "causal"),
+    [("relu", 35, 75, True), ("sigmoid", 40, 70, False)],
+    ids=["causal", "cross"],
+)
+def test_many_tiles(small_tiles: None, rule: str, queries: int, slots: int, causal: bool) -> None:
+    inputs = memory(queries, slots, 10, 7)
+    inputs["bias"] = torch.linspace(-1, 1, slots).expand(2, 1, 1, slots).clone()
+    key_mask = torch.arange(slots) < torch.tensor([slots, slots - 33])[:, None]
+    options = dict(rule=rule, causal=causal, key_mask=key_mask)
+    assert_same(inputs, options)
+    assert_statistics(inputs, options)
+
+
+def test_tiles_above_the_diagonal_are_not_visited(small_tiles: None) -> None:
+    inputs = memory(64, 64, 8, 8)
+    inputs["v"][:, :, 32:] = torch.nan  # times a weight of zero it would still be NaN
+    out, gradients = cases.run(read, inputs, {"causal": True})
+    assert torch.isfinite(out[:, :, :32]).all()
+    assert torch.isfinite(gradients["q"][:, :, :32]).all()
+    assert out[:, :, 32:].isnan().all()
+
+
+@pytest.mark.parametrize("width", [1, 33, 256])
+def test_widths_of_a_head(width: int) -> None:
+    assert_same(memory(5, 9, width, 257 - width), {"causal": True})
+
+
+def test_half_precision() -> None:
+    inputs = {name: tensor.half() for name, tensor in memory(9, 20, 16, 16).items()}
+    out, gradients = cases.run(read, inputs, {"rule": "relu"})
+    expected, expected_gradients = cases.run(specified, cases.in_float64(inputs), {"rule": "relu"})
+    assert out.dtype == torch.float16
+    # eight times as fine as bfloat16, so an eighth of its tolerance
+    tolerance = TOLERANCE[torch.bfloat16] / 8
+    assert error(out, expected, torch.bfloat16) <= tolerance
+    for name, gradient in gradients.items():
+        assert error(gradient, expected_gradients[name], torch.bfloat16) <= tolerance, name
+
+
+@pytest.mark.parametrize("shape", [(9,), (1, 1, 1, 1), (1, 3, 1, 9), (2, 1, 1, 9)], ids=str)
+def test_a_bias_of_the_slots_in_every_shape(shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    inputs = {name: torch.randn(2, 3, n, 8, generator=generator) for name, n in (("q", 5), ("k", 9), ("v", 9))}
+    assert_same(inputs | {"bias": torch.randn(shape, generator=generator)}, {"rule": "relu2"})
+
+
+def test_strides_do_not_matter() -> None:
+    inputs = memory(6, 6, 8, 8)
+    turned = {name: tensor.transpose(2, 3).contiguous().transpose(2, 3) for name, tensor in inputs.items()}
+    split = {
+        name: tensor.expand(2, 3, -1, -1).transpose(1, 2).contiguous().transpose(1, 2)
+        for name, tensor in inputs.items()
+    }
+    expected = read(**inputs)
+    assert torch.equal(read(**turned), expected)
+    assert torch.equal(read(**split), expected.expand(2, 3, -1, -1))
+
+
+@pytest.mark.parametrize(("queries", "slots"), [(3, 0), (0, 3)])
+def test_nothing_to_read(queries: int, slots: int) -> None:
+    inputs = memory(queries, slots, 8, 6)
+    out, gradients = cases.run(read, inputs, {})
+    assert torch.equal(out, torch.zeros(2, 1, queries, 6))
+    assert all(torch.equal(gradient, torch.zeros_like(inputs[name])) for name, gradient in gradients.items())
+
+
+def test_the_same_bits_every_time(small_tiles: None) -> None:
+    first, second = (cases.run(read, memory(40, 40, 8, 8), {"causal": True}) for _ in range(2))
+    assert torch.equal(first[0], second[0])
+    assert all(torch.equal(first[1][name], second[1][name]) for name in ("q", "k", "v"))
+
+
+@dataclass(frozen=True)
+class Damped(rules.ReluPlain):
+    """A user's rule: its own row scale on a known activation."""
+
+    name: ClassVar[str] = "damped"
+
+    def row_scale(self, n: Tensor) -> Tensor:
+        return 1 / (1 + n.log())
+
+
+@dataclass(frozen=True)
+class Divided(rules.Rowwise):
+    """ReLU divided by its row sum, as the rule `relu_norm` defines it."""
+
+    name: ClassVar[str] = "relu_norm"
+    delta: float = 0.25
+
+    def normalize(self, scores: Tensor, visible: Tensor) -> Tensor:
+        positive = torch.relu(scores).masked_fill(~visible, 0)
+        total = positive.sum(-1, keepdim=True) + self.delta
+        return positive / torch.where(total > 0, total, 1.0)
+
+
+@pytest.mark.parametrize("rule", [Damped(), Divided(), Divided(delta=0.0)], ids=repr)
+def test_rules_of_a_known_form(rule: rules.Rule) -> None:
+    inputs = memory(9, 12, 8, 8)
+    options = {"rule": rule, "causal": True, "key_mask": torch.arange(12) < torch.tensor([[12], [0]])}
+    assert_same(inputs, options)
+    assert_statistics(inputs, options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rule": "softmax"}, r"impl='triton': rule 'softmax' is none of .*; use impl='auto'"),
+        ({"mask": torch.ones(5, 5, dtype=torch.bool)}, "a dense mask is given"),
+        ({"bias": torch.zeros(5, 5)}, r"bias has shape \(5, 5\)"),
+    ],
+)
+def test_what_it_cannot_read(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        read(**memory(5, 5, 8, 8), **options)
+
+
+def test_tensors_it_cannot_read() -> None:
+    with pytest.raises(ArgumentError, match="a head is 300 wide; at most 256 fit"):
+        read(**memory(2, 2, 300, 8))
+    with pytest.raises(ArgumentError, match=r"torch\.float64"):
+        read(**cases.in_float64(memory(2, 2, 8, 8)))
+
+
+def test_a_machine_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert triton.unavailable() is None
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "TRITON_INTERPRET=1" in str(triton.unavailable())
+    monkeypatch.setattr(triton, "_INSTALLED", False)
+    assert "pip install 'reluformer[triton]'" in str(triton.unavailable())
+
+
+@pytest.mark.parametrize("statistics", [False, True])
+def test_the_operator_keeps_the_rules_of_torch_library(statistics: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # opcheck allocates meta tensors, which cannot be poisoned
+    if DEVICE == "cpu":
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    q, k, v = (tensor.to(DEVICE).requires_grad_() for tensor in memory(5, 7, 8, 6).values())
+    bias, rows = torch.zeros(2, 1, 7, device=DEVICE, requires_grad=True), torch.ones(2, 5, device=DEVICE)
+    mask = torch.ones(2, 7, dtype=torch.bool, device=DEVICE)
+    options = (0.5, 0, 2, statistics, statistics, False)
+    checked = torch.library.opcheck(triton._read, (q, k, v, mask, bias, rows, rows, *options))
+    assert set(checked.values()) == {"SUCCESS"}
+
+
+def test_compiled_and_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    if DEVICE == "cpu":
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+    class Reads(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            visibility = Visibility(q.size(2), k.size(2), q.device, True)
+            return triton.read(q, k, v, rules.get("relu"), visibility, None, 0.5, False)[0]
+
+    q, k, v = (tensor.to(DEVICE).requires_grad_() for tensor in memory(5, 7, 8, 6).values())
+    expected = Reads()(q, k, v)
+    compiled = torch.compile(Reads(), fullgraph=True, backend="aot_eager")(q, k, v)
+    assert torch.equal(compiled, expected)
+    gradients = [torch.autograd.grad(out.sum(), (q, k, v)) for out in (compiled, expected)]
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+    exported = torch.export.export(Reads(), (q.detach(), k.detach(), v.detach()))
+    assert torch.equal(exported.module()(q, k, v), expected)
+
+
+COMPILE = """
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+import torch, triton
+from reluformer.kernels import triton_tiles
+from reluformer.kernels.triton import tile_of
+
+FLOATS = {"BIAS", "SHIFT", "FACTOR", "SUM", "W_LOG_W", "ZEROS", "D_SUM", "D_W_LOG_W", "D_BIAS"}
+rows, slots, stages = tile_of(WIDTH, torch.bfloat16)
+constants = dict(D=WIDTH - 1, DV=WIDTH, BD=WIDTH, BV=WIDTH, BQ=rows, BK=slots, ACTIVATION=0, WIDEN=False)
+constants |= dict.fromkeys(("CAUSAL", "MASKED", "BIASED", "SUMS", "ENTROPIES"), True)
+for name in ("read_rows", "differentiate_rows", "differentiate_slots"):
+    kernel = getattr(triton_tiles, name)
+    signature = {}
+    for parameter in kernel.params:
+        tensor = "*u8" if parameter.name == "MASK" else "*fp32" if parameter.name in FLOATS else "*bf16"
+        number = "fp32" if parameter.name == "scale" else "i32"
+        kind = tensor if parameter.name.isupper() else number
+        signature[parameter.name] = "constexpr" if parameter.is_constexpr else kind
+    source = ASTSource(kernel, signature, {p.name: constants[p.name] for p in kernel.params if p.is_constexpr})
+    compiled = triton.compile(source, target=GPUTarget("cuda", 80, 32), options={"num_stages": stages})
+    assert compiled.asm["ptx"] and compiled.metadata.shared <= 99 * 1024, (name, compiled.metadata.shared)
+print("compiled")
+"""
+
+
+def test_the_kernels_compile_for_a_gpu_and_fit_into_it(tmp_path: Path) -> None:
+    """Without one: the compiler comes with Triton. bfloat16 heads of 64."""
+    variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    variables |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", "WIDTH = 64\n" + COMPILE]
+    result = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    assert result.stdout == "compiled\n", result.stderr
+
+
+def test_triton_is_not_loaded_before_a_read() -> None:
+    code = "import sys, reluformer.kernels.triton; sys.exit('triton' in sys.modules)"
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", code], env=variables, check=False).returncode == 0
