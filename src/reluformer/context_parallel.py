@@ -1,0 +1,252 @@
+"""One read over many processes: each holds all queries and a piece of the slots.
+
+For an additive rule the read is a sum over slots, so the processes read their pieces alone and
+add up what they got:
+
+    out = sum over processes of (sum over own slots j of u_ij v_j)      (one all_reduce)
+
+A rule that is divided by its row sum sends that sum along as one more column. n_i counts the
+visible slots of all processes, so that the weights are those of a single process.
+
+The result is the same on every process, and so must be the loss that is made from it. Then the
+gradients of k and v are the process's own, and that of q is summed over the processes: all are
+what one process with all slots would get. Shapes: B batch, H heads, Tq queries, T slots in all.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional as F
+
+from reluformer import memory, rules
+from reluformer.errors import ArgumentError
+from reluformer.kernels import Visibility
+from reluformer.kernels.additive import divisor, taken_apart
+from reluformer.rules import Pointwise, Relu2, ReluPlain, Rule
+
+__all__ = ["Shards", "gather_rows", "own_rows", "sharded_read"]
+
+_IGNORES_N = (ReluPlain.activate, Relu2.activate)
+
+
+@dataclass(frozen=True)
+class Shards:
+    """How the slots lie on the processes: consecutive pieces of one sequence, of any lengths."""
+
+    lengths: tuple[int, ...]
+    """Slots of each process."""
+    rank: int
+    key_mask: Tensor | None
+    """(B, T) of all processes; None = all visible."""
+    group: dist.ProcessGroup | None
+
+    @property
+    def first(self) -> int:
+        """Position of the first own slot in the whole sequence."""
+        return sum(self.lengths[: self.rank])
+
+    @property
+    def own(self) -> slice:
+        return slice(self.first, self.first + self.lengths[self.rank])
+
+    @property
+    def total(self) -> int:
+        return sum(self.lengths)
+
+
+def agree(slots: int, key_mask: Tensor | None, device: torch.device, group: dist.ProcessGroup | None = None) -> Shards:
+    """Tell the others how many slots there are here, and which of them are visible (B, slots).
+
+    Every process must call it. Do it once a batch and hand the result to all reads of the batch.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        raise ArgumentError(
+            "context parallelism needs a process group: start the processes with torchrun and call "
+            "torch.distributed.init_process_group() first"
+        )
+    world, rank = dist.get_world_size(group), dist.get_rank(group)
+    told = torch.zeros(world, 2, dtype=torch.int64, device=device)
+    told[rank] = torch.tensor([slots, key_mask is not None])
+    dist.all_reduce(told, group=group)
+    lengths = tuple(int(length) for length in told[:, 0])
+    if not bool(told[:, 1].any()):
+        return Shards(lengths, rank, None, group)
+    if not bool(told[:, 1].all()):
+        raise ArgumentError(
+            "key_mask is given on some processes and not on others; where all slots are visible, pass one of True"
+        )
+    assert key_mask is not None
+    if key_mask.dtype != torch.bool or key_mask.ndim != 2 or key_mask.size(1) != slots:
+        raise ArgumentError(f"key_mask must be boolean (B, {slots}), got {key_mask.dtype} {tuple(key_mask.shape)}")
+    shards = Shards(lengths, rank, None, group)
+    everywhere = F.pad(key_mask.to(torch.uint8), (shards.first, shards.total - shards.own.stop))
+    dist.all_reduce(everywhere, group=group)
+    return Shards(lengths, rank, everywhere.bool(), group)
+
+
+def sharded_read(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rule: str | Rule = "relu",
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    scale: float | None = None,
+    group: dist.ProcessGroup | None = None,
+    shards: Shards | None = None,
+) -> Tensor:
+    """`reluformer.read` of slots that lie on several processes: (B,H,Tq,d) -> (B,H,Tq,dv), the same on all.
+
+    q: all queries; k, v, key_mask: the own slots, whose number may differ and may be 0. With
+    causal=True the shards are consecutive pieces of the sequence in the order of the ranks,
+    and the queries its last Tq positions. `shards` takes the place of key_mask and group and
+    saves their exchange. Every process must call it with the same rule and options.
+    """
+    rule = rules.get(rule)
+    additive = taken_apart(rule)
+    if additive is None:
+        raise ArgumentError(
+            f"rule '{rule.name}' weighs the slots of a row against each other, so its read cannot be summed over "
+            f"processes; additive rules: {', '.join(_additive_names())}"
+        )
+    if shards is None:
+        shards = agree(k.size(2), key_mask, q.device, group)
+    elif key_mask is not None or group is not None:
+        raise ArgumentError("shards knows key_mask and group already; pass either it or them")
+    if shards.lengths[shards.rank] != k.size(2):
+        raise ArgumentError(f"k has {k.size(2)} slots, but shards was agreed on for {shards.lengths[shards.rank]}")
+    if causal and q.size(2) > shards.total:
+        raise ArgumentError(f"causal=True with {q.size(2)} queries and {shards.total} slots on all processes")
+    visibility = Visibility(q.size(2), shards.total, q.device, causal, shards.key_mask)
+    n = visibility.counts().clamp_min(1).unsqueeze(-1).to(_exact(q))
+    n = n.expand(*n.shape[:-2], q.size(2), 1)
+    scale = 1 / math.sqrt(max(q.size(-1), 1)) if scale is None else scale
+    q = _Replicated.apply(q, shards.group)  # type: ignore[no-untyped-call]
+    partial = _partial(q, k, v, additive.terms, visibility, n, scale, shards, additive.delta is not None)
+    out = _Summed.apply(partial, shards.group)  # type: ignore[no-untyped-call]
+    if additive.delta is not None:
+        out = out[..., :-1] / divisor(out[..., -1:], additive.delta)
+    return out.to(v.dtype)  # type: ignore[no-any-return]
+
+
+def gather_rows(own: Tensor, shards: Shards) -> Tensor:
+    """All rows (B, H, T, d) from each process's own: for queries that are sharded like the slots."""
+    before, after = shards.first, shards.total - shards.own.stop
+    gathered: Tensor = _Summed.apply(F.pad(own, (0, 0, before, after)), shards.group)  # type: ignore[no-untyped-call]
+    return gathered
+
+
+def own_rows(read: Tensor, shards: Shards) -> Tensor:
+    """The own rows of what `sharded_read` gave; losses may then differ between the processes and add up."""
+    mine: Tensor = _Replicated.apply(read, shards.group)[:, :, shards.own]  # type: ignore[no-untyped-call]
+    return mine
+
+
+# ------------------------------------------------------------------ the own part
+
+
+def _partial(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    terms: Pointwise,
+    visibility: Visibility,
+    n: Tensor,
+    scale: float,
+    shards: Shards,
+    with_sum: bool,
+) -> Tensor:
+    """What the own slots add to every row, at least in float32; with_sum: and their sum, as the last column.
+
+    In a causal read the rows before the shard see nothing of it and those after it everything;
+    between them lies a causal read of the shard alone. So no mask of rows and slots is needed.
+    """
+    keys = None if shards.key_mask is None else shards.key_mask[:, shards.own]
+    blind = at_end = 0
+    if visibility.causal:
+        blind = min(max(shards.own.start - visibility.first_position, 0), q.size(2))
+        at_end = min(max(shards.own.stop - visibility.first_position, blind), q.size(2))
+    pieces = [(slice(blind, at_end), True), (slice(at_end, q.size(2)), False)]
+    reads = [q.new_zeros((*q.shape[:2], blind, v.size(-1) + with_sum), dtype=_exact(q))]
+    for rows, causal in pieces:
+        if rows.start == rows.stop:
+            continue
+        seen = Visibility(rows.stop - rows.start, k.size(2), q.device, causal, keys)
+        read = _by_kernel if type(terms).activate in _IGNORES_N else _dense
+        out, row_sum = read(q[:, :, rows], k, v, terms, seen, n[..., rows, :], scale, with_sum)
+        out = out.to(_exact(q))
+        reads.append(out if row_sum is None else torch.cat([out, row_sum], dim=-1))
+    if len(reads) == 1:  # no row sees the shard; the other processes still wait for its gradient of q
+        return reads[0] + sum(tensor[..., :0].sum() for tensor in (q, k, v))
+    return torch.cat(reads, dim=2)
+
+
+def _by_kernel(
+    q: Tensor, k: Tensor, v: Tensor, terms: Pointwise, seen: Visibility, n: Tensor, scale: float, with_sum: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Through `memory.read`, which counts the own slots only: corrected by the ratio of the row scales."""
+    options = dict(rule=terms, causal=seen.causal, key_mask=seen.key_mask, scale=scale)
+    row_sum = None
+    if with_sum:
+        out, stats = memory.read(q, k, v, **options, return_stats=True)  # type: ignore[call-overload]
+        row_sum = stats.row_sum.unsqueeze(-1)
+    else:
+        out = memory.read(q, k, v, **options)  # type: ignore[call-overload]
+    own_n = seen.counts().clamp_min(1).unsqueeze(-1).to(n.dtype)
+    own_scale, row_scale = terms.row_scale(own_n), terms.row_scale(n)
+    if own_scale is None or row_scale is None:
+        return out, row_sum
+    ratio = row_scale / own_scale
+    return out.to(n.dtype) * ratio, None if row_sum is None else row_sum * ratio
+
+
+def _dense(
+    q: Tensor, k: Tensor, v: Tensor, terms: Pointwise, seen: Visibility, n: Tensor, scale: float, with_sum: bool
+) -> tuple[Tensor, Tensor | None]:
+    """With the scores in memory: for an activation that needs n itself."""
+    scores = torch.matmul(q * scale, k.transpose(-1, -2)).to(n.dtype)
+    weights = terms.weights(scores, n, seen.dense())
+    return torch.matmul(weights.to(v.dtype), v), weights.sum(-1, keepdim=True) if with_sum else None
+
+
+def _exact(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _additive_names() -> list[str]:
+    return [name for name in rules.names() if taken_apart(rules.get(name)) is not None]
+
+
+class _Summed(torch.autograd.Function):
+    """The sum over processes; its gradient is known to all of them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        total = x.detach().clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+class _Replicated(torch.autograd.Function):
+    """The same tensor on all processes; its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        total = gradient.to(_exact(gradient), copy=True).contiguous()
+        dist.all_reduce(total, group=ctx.group)
+        return total.to(gradient.dtype), None
