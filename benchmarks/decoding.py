@@ -22,7 +22,8 @@ from torch import Tensor
 import reluformer as rf
 from attention_inputs import TrainedInputs, embedded_document
 from measure import circumstances, interleaved, publish
-from reluformer.decoding.stepper import Beams, Stepper
+from reluformer.decoding.native_stepper import NativeBeams, NativeStepper
+from reluformer.errors import ReluformerError
 from reluformer.model import ReLUFormer
 
 ATTENTION = ("encoder_attention", "decoder_attention", "cross_attention")
@@ -33,20 +34,22 @@ def softmax_twin(model: ReLUFormer) -> ReLUFormer:
     return ReLUFormer(model.config.replace(**dict.fromkeys(ATTENTION, "softmax"))).eval()
 
 
-def filled(model: ReLUFormer, trained: TrainedInputs, batch: int, cache: int) -> tuple[Stepper, Beams]:
+def filled(model: ReLUFormer, trained: TrainedInputs, batch: int, cache: int) -> tuple[NativeStepper, NativeBeams]:
     """A search that has decoded `cache` tokens of each source: its slots are those of the trained run."""
-    stepper = Stepper(model)
+    if (reason := NativeStepper.refusal(model)) is not None:
+        raise ReluformerError(f"this measures the compiled decoder: {reason}")
+    stepper = NativeStepper(model)
     tokens = torch.randint(5, model.config.vocab_size, (batch, 64), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         _, beams = stepper.start(model.encode(tokens), tokens[:, :1])
         heads, layers = model.config.heads, model.config.decoder_layers
         _, keys, values = trained("causal", cache, heads * layers)
-        for layer in range(layers):
+        for layer, slots in enumerate(beams.slots):
             own = slice(layer * heads, (layer + 1) * heads)
-            slots = torch.stack([keys[:, own], values[:, own]])  # (2, 1, H, N, d)
-            beams.slots[layer] = slots.expand(-1, batch, -1, -1, -1).contiguous()
-        beams.table = stepper.reader.table(torch.ones(batch, cache, dtype=torch.bool))
-        beams.length = cache
+            own_keys, own_values = (part[:, own].expand(batch, -1, -1, -1).contiguous() for part in (keys, values))
+            beams.slots[layer] = slots._replace(own_keys=own_keys, own_values=own_values)
+        beams.ancestors = torch.arange(cache, dtype=torch.int32).expand(batch, -1).contiguous()
+        beams.length = beams.used = cache
     return stepper, beams
 
 
@@ -55,11 +58,11 @@ def step_of(model: ReLUFormer, trained: TrainedInputs, batch: int, beam: int, ca
     stepper, beams = filled(model, trained, batch, cache)
     tokens = torch.arange(batch * beam) % (model.config.vocab_size - 5) + 5
     stepper.step(tokens, torch.arange(batch).repeat_interleave(beam), beams)  # branches, and makes room
-    table, length = beams.table, beams.length
+    length, used = beams.length, beams.used
     parents = torch.arange(batch * beam)
 
     def step() -> Tensor:
-        beams.table, beams.length = table, length
+        beams.length, beams.used = length, used
         return stepper.step(tokens, parents, beams)
 
     step()

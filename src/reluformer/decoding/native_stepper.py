@@ -7,7 +7,7 @@ the values are not even loaded. The rules are ReLU with any row scale, and softm
 Each beam knows the slot of every position before: its ancestors. Slots never move, and
 those that the beams of a source have in common are read once for all of them.
 
-Shapes: B sources, K beams of each, R = B * K rows, D width, N slots, T positions.
+Shapes: B sources, K beams of each, R = B * K rows, H heads, d head width, N slots, T positions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from reluformer.rules import Pointwise, ReluPlain, Rule
 
 
 class _LayerSlots(NamedTuple):
-    """Keys and values that one layer reads: its own (B, capacity, D), and the source's (B, S, D)."""
+    """Keys and values that one layer reads: its own (B, H, capacity, d), and the source's (B, H, S, d)."""
 
     own_keys: Tensor
     own_values: Tensor
@@ -66,7 +66,7 @@ class NativeBeams:
     @property
     def capacity(self) -> int:
         """Own slots that a source has room for."""
-        return self.slots[0].own_keys.size(1) if self.slots else self.used + 1024
+        return self.slots[0].own_keys.size(2) if self.slots else self.used + 1024
 
     def make_room(self, new: int) -> None:
         """Room for one more position and `new` more slots of each source; first forget what no beam descends from."""
@@ -111,11 +111,12 @@ class NativeBeams:
 
 
 def _moved(slots: Tensor, order: Tensor, capacity: int) -> Tensor:
-    """(B, N, D) -> (B, capacity, D), beginning with the slots `order` (B, kept)."""
-    batch, room, width = slots.shape
-    rows = order + torch.arange(0, batch * room, room)[:, None]
-    new = slots.new_empty(batch, capacity, width)
-    new[:, : order.size(1)] = slots.view(-1, width).index_select(0, rows.flatten()).view(batch, -1, width)
+    """(B, H, N, d) -> (B, H, capacity, d), beginning with the slots `order` (B, kept)."""
+    batch, heads, room, width = slots.shape
+    first = torch.arange(0, batch * heads * room, room).view(batch, heads, 1)
+    rows = (first + order[:, None]).flatten()
+    new = slots.new_empty(batch, heads, capacity, width)
+    new[:, :, : order.size(1)] = slots.view(-1, width).index_select(0, rows).view(batch, heads, -1, width)
     return new
 
 
@@ -167,7 +168,7 @@ class NativeStepper(Stepper[NativeBeams]):
         states = self.model.step(prefix, begun)[:, -1]
         mask = encoded.mask
         slots = [
-            _LayerSlots(_rows(cache.slots.keys), _rows(cache.slots.values), *_visible_first(source))
+            _LayerSlots(cache.slots.keys.contiguous(), cache.slots.values.contiguous(), *_visible_first(source))
             for cache, source in zip(begun.caches, begun.source, strict=True)
         ]
         lengths = torch.full((prefix.size(0),), encoded.states.size(1)) if mask is None else mask.sum(1)
@@ -191,7 +192,7 @@ class NativeStepper(Stepper[NativeBeams]):
             length=beams.length,
             used=beams.used,
             capacity=beams.capacity,
-            source_capacity=beams.slots[0].source_keys.size(1) if beams.slots else 0,
+            source_capacity=beams.slots[0].source_keys.size(2) if beams.slots else 0,
             tokens=tokens.data_ptr(),
             parents=parents.data_ptr(),
             old_ancestors=old.data_ptr(),
@@ -260,15 +261,10 @@ def _layer(weights: native.Weights, block: Block) -> native.DecoderLayer:
     )
 
 
-def _rows(slots: Tensor) -> Tensor:
-    """(B, H, N, d) -> (B, N, D)."""
-    return slots.transpose(1, 2).flatten(2).contiguous()
-
-
 def _visible_first(source: TokenSlots) -> tuple[Tensor, Tensor]:
-    """Keys and values (B, S, D) of the source, the visible ones before the others."""
-    keys, values = _rows(source.keys), _rows(source.values)
+    """Keys and values (B, H, S, d) of the source, the visible ones before the others."""
+    keys, values = source.keys.contiguous(), source.values.contiguous()
     if source.mask is None:
         return keys, values
-    order = source.mask.int().argsort(dim=1, descending=True, stable=True)[:, :, None].expand_as(keys)
-    return keys.gather(1, order), values.gather(1, order)
+    order = source.mask.int().argsort(dim=1, descending=True, stable=True)[:, None, :, None].expand_as(keys)
+    return keys.gather(2, order), values.gather(2, order)

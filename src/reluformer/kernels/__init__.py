@@ -43,6 +43,6 @@ def run(
     if impl == "triton" or (impl == "auto" and q.is_cuda):
         from reluformer.kernels import triton
 
-        if impl == "triton" or not triton.refusal(q, rule, visibility, bias):
+        if impl == "triton" or not triton.refusal(q, k, v, rule, visibility, bias):
             return triton.read(q, k, v, rule, visibility, bias, scale, stats)
     return reference.read(q, k, v, rule, visibility, bias, scale, stats)

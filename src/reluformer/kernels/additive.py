@@ -12,10 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from reluformer.rules import Pointwise, ReluPlain, Rule
-
-_DIVIDED: dict[str, Pointwise] = {"relu_norm": ReluPlain()}
-"""By name: the rules that divide by delta + their row sum, and what they divide."""
+from reluformer.rules import Pointwise, RowNormalized, Rule
 
 
 class Additive(NamedTuple):
@@ -29,8 +26,8 @@ class Additive(NamedTuple):
 
 def taken_apart(rule: Rule) -> Additive | None:
     """None if the weights of a row depend on each other in another way."""
-    if rule.name in _DIVIDED and hasattr(rule, "delta"):
-        return Additive(_DIVIDED[rule.name], float(rule.delta))
+    if isinstance(rule, RowNormalized) and type(rule).weights is RowNormalized.weights:
+        return Additive(rule.inner, rule.delta)
     if not isinstance(rule, Pointwise):
         return None
     own = type(rule)

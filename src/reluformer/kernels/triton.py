@@ -20,6 +20,7 @@ from torch import Tensor
 
 from reluformer.errors import ArgumentError
 from reluformer.kernels.additive import divisor, taken_apart
+from reluformer.kernels.bias import Bias, RowKeyBias
 from reluformer.kernels.statistics import RowStats, entropy_of
 from reluformer.kernels.visibility import Visibility
 from reluformer.rules import Pointwise, Relu2, ReluPlain, Rule, Sigmoid
@@ -40,7 +41,7 @@ def unavailable() -> str | None:
     return None
 
 
-def refusal(q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility, bias: Tensor | None) -> str | None:
+def refusal(q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None) -> str | None:
     """What of this read the kernels cannot do, or None."""
     if (reason := unavailable()) is not None:
         return reason
@@ -51,6 +52,8 @@ def refusal(q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility,
         return f"rule '{rule.name}' is none of ReLU, squared ReLU and sigmoid with a scale of the row"
     if visibility.mask is not None:
         return "a dense mask is given; causal and key_mask are what the kernels know"
+    if isinstance(bias, RowKeyBias):
+        return "bias has a part of the rows; only a bias of the slots, (..., 1, Tk), can be added"
     if bias is not None and bias.ndim > 1 and bias.size(-2) != 1:
         return f"bias has shape {tuple(bias.shape)}; only a bias of the slots, (..., 1, Tk), can be added"
     if q.dtype not in DTYPES or not q.dtype == k.dtype == v.dtype:
@@ -71,13 +74,13 @@ def _rows(terms: Pointwise, visibility: Visibility, batch: int) -> tuple[Tensor,
 
 
 def read(
-    q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility, bias: Tensor | None, scale: float, stats: bool
+    q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None, scale: float, stats: bool
 ) -> tuple[Tensor, RowStats | None]:
     """(B,H,Tq,d), (B,H,Tk,d), (B,H,Tk,dv) -> (B,H,Tq,dv), and the row statistics if asked."""
     if (reason := refusal(q, k, v, rule, visibility, bias)) is not None:
         raise ArgumentError(f"impl='triton': {reason}; use impl='auto'")
     additive = taken_apart(rule)
-    assert additive is not None
+    assert additive is not None and not isinstance(bias, RowKeyBias)
     terms, delta = additive
     batch, heads = q.shape[:2]
     factor, shift = _rows(terms, visibility, batch)

@@ -26,27 +26,48 @@ INLINE void scores_of(float* scores, int64_t score_stride, const float* q, int64
     }
 }
 
+constexpr int64_t NEAR = 64;  // slots whose values stay in the nearest cache while one beam after the other reads them
+
+// out[c] += sum of weights[t] * values[slot t][c] over the `count` numbers t in `which`, for C vectors of columns.
+template <int C>
+INLINE void add_columns(float* out, const float* weights, const float* values, int64_t stride, const int32_t* slots,
+                        const int32_t* which, int64_t count) {
+    Vector sums[C];
+    for (int c = 0; c < C; ++c) sums[c] = load(out + c * LANES);
+    for (int64_t i = 0; i < count; ++i) {
+        const int32_t t = which[i];
+        const float* value = values + (slots == nullptr ? t : slots[t]) * stride;
+        const float weight = weights[t];
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) sums[c] += weight * load(value + c * LANES);
+    }
+    for (int c = 0; c < C; ++c) store(out + c * LANES, sums[c]);
+}
+
 // out[b] += sum over begin <= t < end of weights[b][t] * values[slot t]
 template <int B>
 INLINE void add_values(float* out, int64_t out_stride, const float* weights, int64_t weight_stride,
                        const float* values, int64_t stride, const int32_t* slots, int64_t begin, int64_t end,
                        int64_t width) {
-    for (int64_t t = begin; t < end; ++t) {
-        bool read = false;
-        for (int b = 0; b < B; ++b) read |= weights[b * weight_stride + t] != 0.0f;
-        if (!read) continue;
-        const float* value = values + (slots == nullptr ? t : slots[t]) * stride;
-        int64_t c = 0;
-        for (; c + LANES <= width; c += LANES) {
-            const Vector part = load(value + c);
-#pragma GCC unroll 4
-            for (int b = 0; b < B; ++b) {
-                float* to = out + b * out_stride + c;
-                store(to, load(to) + weights[b * weight_stride + t] * part);
+    int32_t which[NEAR];
+    for (int64_t first = begin; first < end; first += NEAR) {
+        const int64_t last = first + NEAR < end ? first + NEAR : end;
+        for (int b = 0; b < B; ++b) {
+            const float* own = weights + b * weight_stride;
+            int64_t count = 0, c = 0;
+            for (int64_t t = first; t < last; ++t) {
+                which[count] = static_cast<int32_t>(t);
+                count += own[t] != 0.0f;
             }
+            float* to = out + b * out_stride;
+            for (; c + 8 * LANES <= width; c += 8 * LANES) add_columns<8>(to + c, own, values + c, stride, slots, which, count);
+            for (; c + LANES <= width; c += LANES) add_columns<1>(to + c, own, values + c, stride, slots, which, count);
+            for (; c < width; ++c)
+                for (int64_t i = 0; i < count; ++i) {
+                    const int32_t t = which[i];
+                    to[c] += own[t] * values[(slots == nullptr ? t : slots[t]) * stride + c];
+                }
         }
-        for (; c < width; ++c)
-            for (int b = 0; b < B; ++b) out[b * out_stride + c] += weights[b * weight_stride + t] * value[c];
     }
 }
 
@@ -94,10 +115,10 @@ INLINE void weigh_softmax(float* scores, int64_t count) {
     for (; t < count; ++t) scores[t] *= factor;
 }
 
-// The slots that B beams read, one head: the first `shared` ones are the same for all of them.
+// The slots that the beams of a source read: the first `shared` ones are the same for all of them.
 struct BeamSlots {
-    const float *keys, *values;
-    int64_t stride, count, shared;
+    const float *keys, *values;  // (heads, capacity, width)
+    int64_t capacity, count, shared;
     const int32_t* slots;  // of the first beam, (count); null: slot t is row t, for all beams
     int64_t slots_stride;
 };
@@ -106,18 +127,18 @@ template <int B>
 INLINE void read_together(float* out, const float* q, int64_t q_stride, int64_t width, int64_t out_stride,
                           const BeamSlots& from, ReadRule rule, float scale, float* scores) {
     const int64_t count = from.count;
-    scores_of<B>(scores, count, q, q_stride, from.keys, from.stride, from.slots, 0, from.shared, width);
+    scores_of<B>(scores, count, q, q_stride, from.keys, width, from.slots, 0, from.shared, width);
     for (int b = 0; b < B; ++b)
-        scores_of<1>(scores + b * count, count, q + b * q_stride, q_stride, from.keys, from.stride,
+        scores_of<1>(scores + b * count, count, q + b * q_stride, q_stride, from.keys, width,
                      from.slots + b * from.slots_stride, from.shared, count, width);
     for (int b = 0; b < B; ++b) {
         if (rule == READ_RELU) weigh_relu(scores + b * count, count, scale);
         else weigh_softmax(scores + b * count, count);
         std::memset(out + b * out_stride, 0, sizeof(float) * width);
     }
-    add_values<B>(out, out_stride, scores, count, from.values, from.stride, from.slots, 0, from.shared, width);
+    add_values<B>(out, out_stride, scores, count, from.values, width, from.slots, 0, from.shared, width);
     for (int b = 0; b < B; ++b)
-        add_values<1>(out + b * out_stride, out_stride, scores + b * count, count, from.values, from.stride,
+        add_values<1>(out + b * out_stride, out_stride, scores + b * count, count, from.values, width,
                       from.slots + b * from.slots_stride, from.shared, count, width);
 }
 
@@ -133,8 +154,8 @@ inline void beam_read(float* out, const float* q, int64_t q_stride, int64_t head
         BeamSlots part = from;
         if (part.slots != nullptr) part.slots += first * part.slots_stride;
         for (int64_t head = 0; head < heads; ++head) {
-            part.keys = from.keys + head * width;
-            part.values = from.values + head * width;
+            part.keys = from.keys + head * from.capacity * width;
+            part.values = from.values + head * from.capacity * width;
             float* to = out + first * out_stride + head * width;
             const float* queries = q + first * q_stride + head * width;
             switch (beams - first) {

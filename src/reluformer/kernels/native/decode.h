@@ -126,6 +126,12 @@ class Decoding {
         }
     }
 
+    void append(float* slots, const float* row, int64_t slot) const {
+        for (int64_t head = 0; head < decoder_.heads; ++head)
+            std::memcpy(slots + (head * position_.capacity + slot) * head_width(), row + head * head_width(),
+                        sizeof(float) * head_width());
+    }
+
     void own_read(const DecoderLayer& maps, const LayerSlots& slots, const float* in) {
         const int64_t width = decoder_.width, beams = position_.beams, heads = decoder_.heads;
         linear(wide_, 3 * width, in, maps.query_key_value, rows());
@@ -136,11 +142,11 @@ class Decoding {
             for (int64_t beam = 0; beam < beams; ++beam) {
                 float* row = queries + beam * 3 * width;
                 if (position_.cosine != nullptr) rotate(row, 2 * heads, head_width(), position_.cosine, position_.sine);
-                std::memcpy(keys + (position_.used + beam) * width, row + width, sizeof(float) * width);
-                std::memcpy(values + (position_.used + beam) * width, row + 2 * width, sizeof(float) * width);
+                append(keys, row + width, position_.used + beam);
+                append(values, row + 2 * width, position_.used + beam);
             }
             const int32_t* ancestors = position_.ancestors + source * beams * position_.ancestor_stride;
-            const BeamSlots from = {keys, values, width, position_.length + 1, shared_[source - begin_],
+            const BeamSlots from = {keys, values, position_.capacity, position_.length + 1, shared_[source - begin_],
                                     ancestors, position_.ancestor_stride};
             beam_read(read_ + (source - begin_) * beams * width, queries, 3 * width, heads, head_width(), beams, from,
                       static_cast<ReadRule>(decoder_.own_rule), static_cast<float>(position_.own_scale), scores_);
@@ -154,8 +160,8 @@ class Decoding {
         for (int64_t source = begin_; source < end_; ++source) {
             const int64_t count = position_.source_lengths[source], row = (source - begin_) * beams * width;
             const int64_t first = source * position_.source_capacity * width;
-            const BeamSlots from = {slots.source_keys + first, slots.source_values + first, width, count, count,
-                                    nullptr, 0};
+            const BeamSlots from = {slots.source_keys + first, slots.source_values + first, position_.source_capacity,
+                                    count, count, nullptr, 0};
             beam_read(read_ + row, wide_ + row, width, decoder_.heads, head_width(), beams, from,
                       static_cast<ReadRule>(decoder_.cross_rule), position_.source_scales[source], scores_);
         }

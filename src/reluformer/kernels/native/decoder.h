@@ -36,10 +36,10 @@ struct Decoder {
     Linear output;
 };
 
-// The slots of one layer: rows of `width` numbers, those of all heads next to each other.
+// The slots of one layer, those of a head next to each other: a search reads them head by head.
 struct LayerSlots {
-    float *own_keys, *own_values;                 // (batch, capacity, width)
-    const float *source_keys, *source_values;     // (batch, source_capacity, width)
+    float *own_keys, *own_values;              // (batch, heads, capacity, width / heads)
+    const float *source_keys, *source_values;  // (batch, heads, source_capacity, width / heads)
 };
 
 // One position of `batch` sources with `beams` beams each. Row numbers count beams, source after source.

@@ -13,14 +13,34 @@ INLINE void store(float* to, Vector x) { *reinterpret_cast<Loose*>(to) = x; }
 INLINE Vector filled(float x) { return x - Vector{}; }
 
 // The sum of all lanes, always in the same order: halves are added until one is left.
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define HALVES 1
+#endif
+#endif
+
+// Halves onto each other, so that few additions wait for each other.
 INLINE float total(Vector x) {
-    float lanes[LANES];
-    store(lanes, x);
-#pragma GCC unroll 4
-    for (int half = LANES / 2; half > 0; half /= 2)
-#pragma GCC unroll 8
-        for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-    return lanes[0];
+#if defined(HALVES)
+#if LANES == 16
+    const auto eight = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
+                       __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
+#elif LANES == 8
+    const Vector eight = x;
+#endif
+#if LANES >= 8
+    const auto four =
+        __builtin_shufflevector(eight, eight, 0, 1, 2, 3) + __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
+#else
+    const Vector four = x;
+#endif
+    const auto two = four + __builtin_shufflevector(four, four, 2, 3, 2, 3);
+    return two[0] + two[1];
+#else
+    float sum = 0;
+    for (int lane = 0; lane < LANES; ++lane) sum += x[lane];
+    return sum;
+#endif
 }
 
 INLINE Integers lane_numbers() {
