@@ -10,8 +10,9 @@ Without --whole-grid one thing varies at a time: all lengths with each pattern a
 all threads, and at the middle length and the first pattern the other widths and numbers of
 threads. Contestants take turns. Each row tells the median time and its spread, the ratio to
 scaled_dot_product_attention (above 1 is slower), the share of the FLOP/s that a large torch.mm
-reaches in the same turns, and the peak memory as torch counts it. FLOPs are those of two dense products over the visible pairs, so a kernel
-that skips zeros can exceed its share. What a limit leaves out is named with the reason.
+reaches in the same turns, and the peak memory as torch counts it. FLOPs are those of dense products
+over the visible pairs, so a kernel that skips zeros can exceed its share. What a limit leaves out
+is named with the reason.
 """
 
 from __future__ import annotations
@@ -42,8 +43,6 @@ from attention_inputs import (
 from contestants import FOUR_LINES, LeftOut, Read, contestant, holds_scores
 from measure import circumstances, interleaved, peak_memory, publish
 
-MATRIX = 2048
-"""Side of the matrices whose product is the yardstick."""
 COPIES = {"forward": 4, "forward+backward": 8}
 """Score matrices that a contestant that holds them may need at once: what the memory limit is compared to."""
 
@@ -120,7 +119,8 @@ class Bench:
         backward = cell.kind == "forward+backward"
         tensors = tuple(part.requires_grad_(backward) for part in tensors)  # type: ignore[assignment]
         gradient = torch.randn(*tensors[0].shape[:3], cell.width)
-        a, b = torch.randn(2, MATRIX, MATRIX)
+        side = self.arguments.matrix
+        a, b = torch.randn(2, side, side)
         calls: dict[tuple[str, str], Callable[[], object]] = {("mm", ""): lambda: torch.mm(a, b)}
         for rule, name in self._entrants():
             found = self._admit(cell, rule, name, backward)
@@ -131,7 +131,7 @@ class Bench:
             call()  # compiles where there is something to compile
             calls[name, rule] = call
         timings = interleaved(calls, self.arguments.repeats, warmup=0, seconds=self.arguments.seconds)
-        matrix_rate = 2 * MATRIX**3 / timings.pop(("mm", "")).median
+        matrix_rate = 2 * side**3 / timings.pop(("mm", "")).median
         base = timings.get(("sdpa", "softmax"))
         for (name, rule), timing in timings.items():
             self._seconds[self._key(cell, rule, name)] = (cell.length, timing.median)
@@ -277,6 +277,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--heads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=0.5, help="after three turns a contestant stops here")
+    parser.add_argument("--matrix", type=int, default=2048, help="side of the matrices whose product is the yardstick")
     parser.add_argument("--memory-limit", type=int, default=2048, help="MB for contestants that hold the scores")
     parser.add_argument(
         "--time-limit", type=float, default=15.0, help="seconds of a call, foreseen from a shorter length"

@@ -43,7 +43,7 @@ def results(script: str, *options: str | Path) -> dict[str, Any]:
     return json.loads(finished.stdout)  # type: ignore[no-any-return]
 
 
-SMALL = ("--widths", "16", "--threads", "1", "--repeats", "2", "--seconds", "0.01")
+SMALL = ("--widths", "16", "--threads", "1", "--repeats", "2", "--seconds", "0.01", "--matrix", "64")
 
 
 def test_attention_random_and_trained(run: Path) -> None:
