@@ -3,13 +3,15 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+NATIVE := src/reluformer/kernels/native
+CXX ?= c++
 
-.PHONY: setup demo test lint format bench dist clean
+.PHONY: setup demo test lint format bench sanitize dist clean
 
 setup: $(READY)
 
 # torch comes first and pinned: a range would pull another build.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt setup.py $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h)
 	@test -n "$(PYTHON)" || { echo "no python3 found; install Python 3.11 or newer, or call make PYTHON=/path/to/python"; exit 1; }
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=/path/to/python")'
 	$(PYTHON) -m venv $(VENV)
@@ -36,10 +38,17 @@ bench: setup
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/telemetry.py
 
+# The C++ sources under the address and undefined-behaviour sanitizers, against plain loops in double precision.
+sanitize:
+	@mkdir -p build
+	$(CXX) -std=c++17 -g -O1 -ffp-contract=fast -Wall -Wextra -fsanitize=address,undefined -fno-sanitize-recover=all \
+		-I$(NATIVE) tests/kernels/native/driver.cpp $(NATIVE)/*.cpp -o build/sanitize -lpthread
+	build/sanitize
+
 dist: setup
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
 	@ls dist
 
 clean:
-	rm -rf $(VENV) dist build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis $(NATIVE)/*.so

@@ -215,7 +215,7 @@ def get(rule: str | Mapping[str, Any] | Rule) -> Rule:
             f"unknown rule '{name}'; {nearest(name, _registry)}; --plugin FILE adds rules of your own"
         )
     factory = _registry[name]
-    valid = [field.name for field in fields(cast(Any, factory))]
+    valid = [field.name for field in fields(cast(Any, factory))] if options else []
     for option in options:
         if option not in valid:
             raise ArgumentError(

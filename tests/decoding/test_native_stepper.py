@@ -13,10 +13,10 @@ from reluformer.decoding import native_stepper, stepper
 from reluformer.decoding.native_stepper import NativeStepper
 from reluformer.decoding.search import beam_search
 from reluformer.decoding.torch_stepper import TorchStepper
-from reluformer.kernels.native import library
+from reluformer.kernels import cpu
 
 TOLERANCE = 5e-5  # three times what torch itself is off by in single precision, with such models
-needs_library = pytest.mark.skipif(library.unavailable() is not None, reason=str(library.unavailable()))
+needs_library = pytest.mark.skipif(cpu.unavailable() is not None, reason=str(cpu.unavailable()))
 MASK = torch.arange(5) < torch.tensor([[5], [3], [1]])
 
 

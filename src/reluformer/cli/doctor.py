@@ -88,6 +88,7 @@ def examine() -> dict[str, Any]:
         "compiler": compiler or "none found",
         "rules": list(rules.names()),
         "implementations": list(kernels.IMPLEMENTATIONS),
+        **{f"impl_{name}": state for name, state in kernels.availability().items()},
         "missing_extras": missing or "none",
     }
 

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from reluformer.decoding.reads import ReluReader, SoftmaxReader, reader_of
 from reluformer.decoding.stepper import Stepper
 from reluformer.decoding.torch_stepper import query_with_scale
+from reluformer.kernels.cpu import unavailable
 from reluformer.kernels.native import decoder as native
-from reluformer.kernels.native.library import unavailable
 from reluformer.layers import Attention, Block, FeedForward, Sublayer, TokenSlots
 from reluformer.model import Encoded, ReLUFormer
 from reluformer.positions import rotation, sinusoids

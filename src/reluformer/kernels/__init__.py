@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from reluformer.errors import ArgumentError, UnknownNameError, nearest
-from reluformer.kernels import cpu, reference, sdpa
+from reluformer.kernels import cpu, reference, sdpa, triton
 from reluformer.kernels.bias import Bias, RowKeyBias
 from reluformer.kernels.statistics import RowStats
 from reluformer.kernels.visibility import Visibility
 from reluformer.rules import Rule, Softmax
 
-__all__ = ["IMPLEMENTATIONS", "Bias", "RowKeyBias", "RowStats", "Visibility", "run"]
+__all__ = ["IMPLEMENTATIONS", "Bias", "RowKeyBias", "RowStats", "Visibility", "availability", "run"]
 
 IMPLEMENTATIONS = ("auto", "reference", "sdpa", "cpu", "triton")
 
@@ -38,11 +38,24 @@ def run(
         )
     if fused and impl in ("auto", "sdpa"):
         return sdpa.read(q, k, v, visibility, bias, scale), None
-    if impl == "cpu" or (impl == "auto" and cpu.pays(q, visibility) and not cpu.refusal(q, rule, visibility, bias)):
+    if impl == "cpu" or (impl == "auto" and _cpu_is_best(q, k, v, rule, visibility, bias, stats)):
         return cpu.read(q, k, v, rule, visibility, bias, scale, stats)
-    if impl == "triton" or (impl == "auto" and q.is_cuda):
-        from reluformer.kernels import triton
-
-        if impl == "triton" or not triton.refusal(q, k, v, rule, visibility, bias):
-            return triton.read(q, k, v, rule, visibility, bias, scale, stats)
+    if impl == "triton" or (impl == "auto" and q.is_cuda and not triton.refusal(q, k, v, rule, visibility, bias)):
+        return triton.read(q, k, v, rule, visibility, bias, scale, stats)
     return reference.read(q, k, v, rule, visibility, bias, scale, stats)
+
+
+def _cpu_is_best(
+    q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None, stats: bool
+) -> bool:
+    return cpu.pays(q, k, v, visibility, stats) and cpu.refusal(q, rule, visibility, bias) is None
+
+
+def availability() -> dict[str, str]:
+    """Each implementation: what it is here, or why it cannot be used."""
+    return {
+        "reference": "available: any rule, device and dtype",
+        "sdpa": "available: softmax without statistics",
+        "cpu": cpu.description(),
+        "triton": f"not available: {reason}" if (reason := triton.unavailable()) else "available",
+    }

@@ -8,7 +8,6 @@ The memory of both passes grows with the number of tokens, not with its square.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -18,15 +17,47 @@ from reluformer.errors import ArgumentError
 from reluformer.kernels import bias as biases
 from reluformer.kernels.bias import Bias
 from reluformer.kernels.native import library
-from reluformer.kernels.native.library import NOTHING, tensor3, tensor4
+from reluformer.kernels.native.library import NOTHING, Library, LibraryError, tensor3, tensor4
 from reluformer.kernels.statistics import RowStats
 from reluformer.kernels.visibility import Visibility
 from reluformer.rules import Rela, Relu, Relu2, ReluPlain, ReluSeqlen, RowNormalized, Rule, Sigmoid
 
-unavailable = library.unavailable
-
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 RELU, RELU_SQUARED, SIGMOID = range(3)
+
+# Where the kernel overtakes the reference: `python benchmarks/crossover.py` measures it anew.
+SCORES = 2**17
+"""Scores (B H Tq Tk) of a read without statistics; half as many where slots are hidden, as the kernel skips them.
+With statistics the kernel is ahead at any size."""
+FEW = 8
+"""Up to so many queries the kernel reads slot by slot (problem.h). That path is for inference: the backward pass
+works on tiles, and the reference is faster there."""
+FEW_SCORES = 2**11
+SPARSE_ROWS = 4
+SPARSE_ZEROS = 0.75
+"""`sparse_values` gathers for at most so many rows with at least this share of zeros."""
+
+
+def _load() -> tuple[Library | None, str | None]:
+    """The library, or why there is none."""
+    try:
+        return library.load(), None
+    except LibraryError as error:
+        return None, str(error)
+
+
+_library, _missing = _load()  # once, at import: a compiler that traces a read must not meet it
+
+
+def unavailable() -> str | None:
+    """Why the kernel cannot be used here; None where it can."""
+    return _missing
+
+
+def loaded() -> Library:
+    """The library; ask `unavailable` before."""
+    assert _library is not None, _missing
+    return _library
 
 
 class Formula(NamedTuple):
@@ -38,12 +69,11 @@ class Formula(NamedTuple):
     delta: float = -1.0
 
 
-@lru_cache(maxsize=256)
 def formula(rule: Rule) -> Formula | None:
     """What the kernel computes for `rule`; None where it cannot, as for a subclass that may mean anything."""
     if isinstance(rule, RowNormalized) and type(rule).weights is RowNormalized.weights:
         inner = formula(rule.inner)
-        return None if inner is None else inner._replace(delta=rule.delta)
+        return None if inner is None else Formula(inner.activation, inner.factor, inner.exponent, rule.delta)
     kind = type(rule)
     if kind is ReluPlain or kind is Rela:
         return Formula(RELU)
@@ -54,6 +84,15 @@ def formula(rule: Rule) -> Formula | None:
     if kind is Relu2:
         return Formula(RELU_SQUARED, math.sqrt(2 / 3) / cast(Relu2, rule).gamma, 0.5)
     return Formula(SIGMOID) if kind is Sigmoid else None
+
+
+def description() -> str:
+    """One line for `reluformer doctor`."""
+    if reason := unavailable():
+        return f"not available: {reason}"
+    found = loaded()
+    threads = f"{torch.get_num_threads()} of torch's threads" if found.threaded else "one thread: no GOMP_parallel"
+    return f"available: {library.PATHS[found.path]} instructions, {threads}, products of its own"
 
 
 def refusal(q: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None) -> str | None:
@@ -73,9 +112,15 @@ def refusal(q: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None) ->
     return None
 
 
-def pays(q: Tensor, visibility: Visibility) -> bool:
-    """Large enough that the kernel beats the reference."""
-    return not q.is_cuda and visibility.queries * visibility.slots >= 0
+def pays(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, stats: bool) -> bool:
+    """Whether the kernel is expected to beat the reference; see the constants."""
+    if q.device.type != "cpu":
+        return False
+    scores = q.size(0) * q.size(1) * visibility.queries * visibility.slots
+    if visibility.queries <= FEW:
+        trains = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+        return not stats and not trains and scores >= FEW_SCORES
+    return stats or scores >= (SCORES if visibility.everything else SCORES // 2)
 
 
 def read(
@@ -101,6 +146,30 @@ def read(
     return out.to(v.dtype), RowStats(row_sum, entropy, zero_fraction, n_visible)
 
 
+def sparse_values(weights: Tensor, values: Tensor) -> Tensor:
+    """weights (..., slots) @ values (slots, width): a feed-forward memory's second product.
+
+    With few rows, mostly zeros, only the values of slots that fired are read; the dense product
+    serves everything else. `values` should be contiguous: a Linear's weight, transposed once.
+    """
+    if not _gathers(weights, values):
+        return torch.matmul(weights, values)
+    rows = _rows(weights.reshape(-1, weights.size(-1)))
+    out = torch.empty(rows.size(0), values.size(1))
+    loaded().weigh_values(loaded().path, out, rows.contiguous(), values)
+    return out.view(*weights.shape[:-1], values.size(1))
+
+
+def _gathers(weights: Tensor, values: Tensor) -> bool:
+    if unavailable() or weights.device.type != "cpu" or {weights.dtype, values.dtype} != {torch.float32}:
+        return False
+    if torch.is_grad_enabled() and (weights.requires_grad or values.requires_grad):
+        return False
+    if weights.numel() > SPARSE_ROWS * weights.size(-1) or not values.is_contiguous():
+        return False
+    return int(torch.count_nonzero(weights)) <= (1 - SPARSE_ZEROS) * weights.numel()
+
+
 def _float(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float32 else x.float()
 
@@ -120,10 +189,6 @@ torch.library.define(
 )
 
 
-_forced_path: list[int] = []
-"""For tests: a vector path other than the best."""
-
-
 def _rows(x: Tensor) -> Tensor:
     """With a contiguous last dimension, as the kernel wants it."""
     return x if x.stride(-1) == 1 else x.contiguous()
@@ -135,24 +200,19 @@ def _like_tokens(x: Tensor, length: int, width: int) -> Tensor:
 
 
 def _read_fields(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    row_bias: Tensor | None,
-    key_bias: Tensor | None,
+    operands: list[Any],
     options: tuple[Any, ...],
     out: Tensor,
     sums: Tensor | None,
     statistics: tuple[Tensor, ...] = (),
 ) -> tuple[float, ...]:
     """The fields of the C struct; the caller keeps the tensors alive."""
+    q, k, v, key_mask, row_bias, key_bias = operands
     causal, scale, activation, factor, exponent, delta = options
     batch, heads, queries, width = q.shape
-    path = _forced_path[-1] if _forced_path else library.load().best_path
     return (
         *(batch, heads, queries, k.size(2), width, v.size(3)),
-        *(causal, torch.get_num_threads(), path, activation, activation == SIGMOID),
+        *(causal, torch.get_num_threads(), loaded().path, activation, activation == SIGMOID),
         *(scale, factor, exponent, delta),
         *(*tensor4(q), *tensor4(k), *tensor4(v), *tensor4(out)),
         *((0, 0) if key_mask is None else (key_mask.data_ptr(), key_mask.stride(0))),
@@ -172,7 +232,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     out = _like_tokens(q, q.size(2), v.size(3))
     divided = options[-1] >= 0
     sums = torch.empty((2, *q.shape[:3]) if divided else 0)
-    library.load().forward(*_read_fields(*operands, options, out, sums if divided else None))
+    loaded().forward(*_read_fields(operands, options, out, sums if divided else None))
     return out, sums
 
 
@@ -181,8 +241,8 @@ def _forward_stats(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Ten
     q, v = operands[0], operands[2]
     out, sums = _like_tokens(q, q.size(2), v.size(3)), torch.empty(2, *q.shape[:3])
     row_sum, entropy, zero_fraction = (torch.empty(q.shape[:3]) for _ in range(3))
-    fields = _read_fields(*operands, options, out, sums, (row_sum, entropy, zero_fraction))
-    library.load().forward(*fields)
+    fields = _read_fields(operands, options, out, sums, (row_sum, entropy, zero_fraction))
+    loaded().forward(*fields)
     return out, row_sum, entropy, zero_fraction, sums
 
 
@@ -194,8 +254,8 @@ def _backward(
     d_out, d_row_sum, d_entropy = _prepared((d_out, d_row_sum, d_entropy))
     d_q, d_k, d_v = (_like_tokens(x, x.size(2), x.size(3)) for x in (q, k, v))
     d_row_bias, d_key_bias = _bias_gradients(q, k, row_bias, key_bias)
-    library.load().backward(
-        *_read_fields(*operands, options, out, sums if sums.numel() else None),
+    loaded().backward(
+        *_read_fields(operands, options, out, sums if sums.numel() else None),
         *(*tensor4(d_out), *tensor4(d_q), *tensor4(d_k), *tensor4(d_v)),
         *(*tensor3(d_row_sum), *tensor3(d_entropy)),
         *(NOTHING if row_bias is None else tensor3(d_row_bias)),

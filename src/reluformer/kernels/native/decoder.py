@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reluformer.kernels.native.library import load
+from reluformer.kernels.cpu import loaded
 
 READ_RELU, READ_SOFTMAX = 0, 1
 
@@ -107,15 +107,15 @@ class Weights:
     """Tensors laid out for the library, kept alive for as long as a decoder points to them."""
 
     def __init__(self) -> None:
-        self.path = load().best_path
+        self.path = loaded().path
         self._kept: list[Any] = []
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """weight: (out, in)."""
         outputs, inputs = weight.shape
         weight = weight.detach().contiguous()
-        panels = torch.empty(load().panel_floats(self.path, inputs, outputs))
-        load().pack_linear(self.path, panels.data_ptr(), weight.data_ptr(), inputs, outputs)
+        panels = torch.empty(loaded().panel_floats(self.path, inputs, outputs))
+        loaded().pack_linear(self.path, panels.data_ptr(), weight.data_ptr(), inputs, outputs)
         return Linear(self.pointer(panels), None if bias is None else self.pointer(bias), inputs, outputs)
 
     def norm(self, norm: nn.Module) -> Norm:
@@ -139,7 +139,7 @@ class Weights:
 
 def decode(decoder: Decoder, position: Position) -> None:
     """Log-probabilities of all rows of `position`; its new slots and ancestors are written, too."""
-    if load().decode(ctypes.byref(decoder), ctypes.byref(position)):
+    if loaded().decode(ctypes.byref(decoder), ctypes.byref(position)):
         raise MemoryError("no memory for one position of the decoder; translate smaller batches")
 
 
@@ -147,7 +147,7 @@ def best(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k greatest of each row (R, V), contiguous, in falling order, and their places; (R, k) each."""
     count, size = rows.shape
     values, places = torch.empty(count, k), torch.empty(count, k, dtype=torch.long)
-    library, threads = load(), torch.get_num_threads()
+    library, threads = loaded(), torch.get_num_threads()
     addresses = values.data_ptr(), places.data_ptr()
-    library.best(library.best_path, rows.data_ptr(), count, size, k, *addresses, threads)
+    library.best(library.path, rows.data_ptr(), count, size, k, *addresses, threads)
     return values, places

@@ -32,16 +32,18 @@ INLINE float dot(const float* a, const float* b, int64_t width) {
 }
 
 // out += sum over the chosen slots of weight * value, COLUMNS_AT_ONCE columns in registers.
-inline void add_chosen(float* out, const Problem& problem, int64_t b, int64_t h, const int32_t* slots,
+// values: rows of `stride`; slots: the row of each chosen one, or null where it is the chosen number itself.
+inline void add_chosen(float* out, const float* values, int64_t stride, int64_t width, const int32_t* slots,
                        const float* weights, const int32_t* chosen, int32_t count) {
-    for (int64_t column = 0; column < problem.value_width; column += COLUMNS_AT_ONCE) {
-        const int64_t here = problem.value_width - column;
+    for (int64_t column = 0; column < width; column += COLUMNS_AT_ONCE) {
+        const int64_t here = width - column;
         if (here >= COLUMNS_AT_ONCE) {
             Vector sums[8];
 #pragma GCC unroll 8
             for (int c = 0; c < 8; ++c) sums[c] = load(out + column + c * LANES);
             for (int32_t i = 0; i < count; ++i) {
-                const float* value = problem.v.at(b, h, slots[chosen[i]]) + column;
+                const int64_t slot = slots == nullptr ? chosen[i] : slots[chosen[i]];
+                const float* value = values + slot * stride + column;
                 const float weight = weights[chosen[i]];
 #pragma GCC unroll 8
                 for (int c = 0; c < 8; ++c) sums[c] += weight * load(value + c * LANES);
@@ -50,11 +52,27 @@ inline void add_chosen(float* out, const Problem& problem, int64_t b, int64_t h,
             for (int c = 0; c < 8; ++c) store(out + column + c * LANES, sums[c]);
         } else {
             for (int32_t i = 0; i < count; ++i) {
-                const float* value = problem.v.at(b, h, slots[chosen[i]]) + column;
+                const int64_t slot = slots == nullptr ? chosen[i] : slots[chosen[i]];
+                const float* value = values + slot * stride + column;
                 const float weight = weights[chosen[i]];
                 for (int64_t c = 0; c < here; ++c) out[column + c] += weight * value[c];
             }
         }
+    }
+}
+
+// out = sum over slots of weight * value: a feed-forward memory's second product, for the slots that fired.
+inline void weigh_values(float* out, const float* weights, int64_t slots, const float* values, int64_t stride,
+                         int64_t width) {
+    std::memset(out, 0, sizeof(float) * width);
+    for (int64_t first = 0; first < slots; first += SLOTS_AT_ONCE) {
+        const int32_t count = static_cast<int32_t>(slots - first < SLOTS_AT_ONCE ? slots - first : SLOTS_AT_ONCE);
+        int32_t chosen[SLOTS_AT_ONCE], found = 0;
+        for (int32_t j = 0; j < count; ++j) {
+            chosen[found] = j;
+            found += !(weights[first + j] == 0.0f);
+        }
+        add_chosen(out, values + first * stride, stride, width, nullptr, weights + first, chosen, found);
     }
 }
 
@@ -91,7 +109,8 @@ inline void few_task(const Problem& problem, const Rows& rows, const FewBuffers&
                 chosen[found] = j;
                 found += !(scores[j] == 0.0f);
             }
-            add_chosen(buffers.out + i * buffers.out_stride, problem, b, h, slots, scores, chosen, found);
+            add_chosen(buffers.out + i * buffers.out_stride, problem.v.at(b, h, 0), problem.v.row,
+                       problem.value_width, slots, scores, chosen, found);
         }
     }
     for (int64_t i = 0; i < problem.queries; ++i) {

@@ -168,3 +168,10 @@ EXPORT int64_t reluformer_forward(const Problem* problem) {
 EXPORT int64_t reluformer_backward(const Gradient* gradient) {
     return guarded([&] { run_backward(*gradient); });
 }
+
+// rows of weights (rows, slots) and values (slots, width), all contiguous.
+EXPORT void reluformer_weigh_values(int64_t path, float* out, const float* weights, int64_t rows, int64_t slots,
+                                    const float* values, int64_t width) {
+    for (int64_t i = 0; i < rows; ++i)
+        table(path).weigh_values(out + i * width, weights + i * slots, slots, values, width, width);
+}

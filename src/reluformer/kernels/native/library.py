@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from functools import lru_cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
@@ -55,6 +54,9 @@ def tensor3(tensor: Tensor | None) -> Tensor3:
 class Library:
     """The loaded library, its best vector path and whether it has threads."""
 
+    path: int
+    """The vector path in use, an index of PATHS; the best one unless a test sets another."""
+
     def __init__(self, path: Path) -> None:
         try:
             self._c: Any = ctypes.CDLL(str(path))
@@ -65,7 +67,7 @@ class Library:
             raise LibraryError(f"{path.name} has ABI {self._c.reluformer_abi()}, not {ABI}; {BUILD}")
         if self._c.reluformer_source_hash().decode() != source_hash():
             raise LibraryError(f"{path.name} was built from other sources than those beside it; {BUILD}")
-        self.best_path: int = self._c.reluformer_best_path()
+        self.path = self._c.reluformer_best_path()
         launch = _gomp_parallel()
         self.threaded = launch is not None
         self._c.reluformer_forward.argtypes = [ctypes.c_char_p]
@@ -73,6 +75,8 @@ class Library:
         self._c.reluformer_set_launch.argtypes = [ctypes.c_void_p]
         self._c.reluformer_set_launch(launch)
         pointer, number = ctypes.c_void_p, ctypes.c_int64
+        values = (number, pointer, pointer, number, number, pointer, number)
+        self._weigh_values = self._function("weigh_values", *values)
         self.panel_floats = self._function("panel_floats", number, number, number, result=number)
         self.pack_linear = self._function("pack_linear", number, pointer, pointer, number, number)
         self.decode = self._function("decode", pointer, pointer, result=number)
@@ -85,6 +89,12 @@ class Library:
     def backward(self, *fields: float) -> None:
         """The gradient of one read: the fields of `Gradient`."""
         self._check(self._c.reluformer_backward(GRADIENT.pack(*fields)))
+
+    def weigh_values(self, path: int, out: Tensor, weights: Tensor, values: Tensor) -> None:
+        """out (rows, width) = weights (rows, slots) @ values (slots, width), all contiguous, without the zeros."""
+        rows, slots = weights.shape
+        sizes = (values.data_ptr(), values.size(1))
+        self._weigh_values(path, out.data_ptr(), weights.data_ptr(), rows, slots, *sizes)
 
     def _function(self, name: str, *arguments: Any, result: Any = None) -> Any:
         function = self._c[f"reluformer_{name}"]
@@ -105,23 +115,12 @@ def library_file() -> Path | None:
     return next((place for place in places if place.is_file()), None)
 
 
-@lru_cache(maxsize=1)
 def load() -> Library:
     """The library, or `LibraryError` with the reason why not."""
     path = library_file()
     if path is None:
         raise LibraryError(f"the C++ library was not built (no compiler, or the build failed); {BUILD}")
     return Library(path)
-
-
-@lru_cache(maxsize=1)
-def unavailable() -> str | None:
-    """Why the library cannot be used; None where it can."""
-    try:
-        load()
-    except LibraryError as error:
-        return str(error)
-    return None
 
 
 def _gomp_parallel() -> Any | None:

@@ -15,6 +15,7 @@ namespace RELUFORMER_PATH {
 const PathTable RELUFORMER_TABLE = {
     RELUFORMER_PATH::forward_floats,  RELUFORMER_PATH::forward,
     RELUFORMER_PATH::few_floats,      RELUFORMER_PATH::few,
+    RELUFORMER_PATH::weigh_values,
     RELUFORMER_PATH::backward_floats, RELUFORMER_PATH::query_gradient_floats,
     RELUFORMER_PATH::backward,        RELUFORMER_PATH::finish_query_gradient,
     RELUFORMER_PATH::panel_floats,    RELUFORMER_PATH::pack_linear,

@@ -15,6 +15,10 @@ struct PathTable {
     int64_t (*few_floats)(const Problem&);
     void (*few)(const Problem&, const Rows&, float* scratch, int64_t b, int64_t h);
 
+    // out = sum over slots of weight * value, reading a value only where its weight is not zero.
+    void (*weigh_values)(float* out, const float* weights, int64_t slots, const float* values, int64_t stride,
+                         int64_t width);
+
     int64_t (*backward_floats)(const Problem&);
     int64_t (*query_gradient_floats)(const Problem&);
     // The gradients of visible slots begin .. end of one head, and their share of those of the queries and row biases.
