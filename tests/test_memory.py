@@ -32,6 +32,7 @@ class TestGoldenValues:
             "relu": [20.0, 2.0],
             "relu_seqlen": [10.0, 1.0],
             "relu2": [40 / math.sqrt(3), 4 / math.sqrt(3)],
+            "relu_norm": [20 / 3, 2 / 3],
             "rela": [20.0, 2.0],
             "sigmoid": [
                 10 / (1 + 2 * math.exp(-2)) + 20 / (1 + 2 * math.e),
