@@ -37,10 +37,22 @@ class GatedRMSNorm(nn.Module):
         return self.gain * F.rms_norm(x, x.shape[-1:], eps=1e-6) * torch.sigmoid(self.gate * x)
 
 
+class LearnedScale(nn.Module):
+    """exp(g) * x with one learned number g, started at 0: the least that can be done about a small read."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.log_scale.exp()
+
+
 _OUTPUT_NORMS: dict[OutputNorm | None, Callable[[int], nn.Module]] = {
     None: lambda width: nn.Identity(),
     "layer_norm": nn.LayerNorm,
     "gated_rms_norm": GatedRMSNorm,
+    "learned_scale": LearnedScale,
 }
 
 

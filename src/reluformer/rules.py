@@ -40,7 +40,7 @@ from torch import Tensor
 
 from reluformer.errors import ArgumentError, ReluformerError, UnknownNameError, nearest
 
-OutputNorm = Literal["layer_norm", "gated_rms_norm"]
+OutputNorm = Literal["layer_norm", "gated_rms_norm", "learned_scale"]
 ENTRY_POINT_GROUP = "reluformer.rules"
 
 

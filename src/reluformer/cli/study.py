@@ -1,119 +1,243 @@
-"""`reluformer study`: the paper's claims as experiments. So far: the variance of a read, claims C5 and C6."""
+"""`reluformer study`: every claim of the paper as an experiment that anyone can rerun."""
 
 from __future__ import annotations
 
-import base64
-import html
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from reluformer.cli.options import AsJson, Plugins
 
 if TYPE_CHECKING:
-    from reluformer.study.variance import VariancePoint
-
-SLOTS = (16, 64, 256, 1024, 4096)
-CORRELATIONS = (0.0, 0.05)
-EXPERIMENTS = ("variance",)
-RULES = ("relu_plain", "relu", "relu_seqlen", "softmax")
+    from reluformer.study.folder import StudyFolder
+    from reluformer.study.plan import Plan
+    from reluformer.study.runner import Outlook
 
 
 def study(
-    experiment: Annotated[str, typer.Argument(metavar="EXPERIMENT", help=f"One of: {', '.join(EXPERIMENTS)}.")],
-    out: Annotated[Path, typer.Option(help="Where to write results.json, variance.png and report.html.")] = Path(
-        "runs/study"
-    ),
-    rule: Annotated[list[str], typer.Option(help="A rule to measure; repeat for more.")] = list(RULES),  # noqa: B006
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Experiments; all of them unless named.")
+    ] = None,
+    scale: Annotated[str, typer.Option(help="quick (minutes), small (days on two cores) or paper (GPUs).")] = "quick",
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds; 1 for quick, otherwise 3.", show_default=False)] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; they share the cores.")] = 2,
+    shard: Annotated[str, typer.Option(metavar="i/n", help="Only the i-th of n parts, in a folder that all share.")] = "1/1",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the study. Default: runs/study/SCALE.", show_default=False)
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder that holds multi30k/, europarl7-doc/, ...", show_default=False)
+    ] = None,
+    part: Annotated[list[str], typer.Option(help="Only these parts of the experiments; repeat for more.")] = [],  # noqa: B006
+    sweeps: Annotated[bool, typer.Option("--sweeps", help="Also the sweeps on which no verdict rests.")] = False,
+    rule: Annotated[
+        list[str], typer.Option(help="Another rule beside those of the parts that need no recipe; repeat for more.")
+    ] = [],  # noqa: B006
+    listing: Annotated[bool, typer.Option("--list", help="Show the experiments and stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show runs, tokens and hours, and stop.")] = False,
+    report_only: Annotated[bool, typer.Option("--report-only", help="Draw the report from what is there.")] = False,
     plugin: Plugins = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
-    """Show how the variance of a read grows with its slots, rule by rule.
+    """Run the paper's claims as experiments, and write report.html with a verdict on each.
 
-    Example: reluformer study variance --plugin my_rules.py --rule relu --rule my_rule
+    Stop it at any time: the same command goes on, and nothing is done twice.
+    Point several machines at one folder to share the work.
+
+    Example: reluformer study ffn variance --scale small --data data --jobs 2
     """
-    from reluformer.errors import UnknownNameError, nearest
-    from reluformer.study import variance
+    from reluformer.study import controls, experiment, plan
+    from reluformer.study.folder import StudyFolder
 
-    if experiment not in EXPERIMENTS:
-        raise UnknownNameError(f"unknown experiment '{experiment}'; {nearest(experiment, EXPERIMENTS)}")
-
-    started = time.perf_counter()
-    points = list(variance.sweep(rule, SLOTS, CORRELATIONS))
-    out.mkdir(parents=True, exist_ok=True)
-    variance.draw(points, out / "variance.png")
-    results = {
-        "experiment": "variance of a read, claim C5",
-        "points": [point.to_dict() for point in points],
-        "seconds": round(time.perf_counter() - started, 2),
-    }
-    (out / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    (out / "report.html").write_text(_report(points, out / "variance.png"), encoding="utf-8")
-    if as_json:
-        typer.echo(json.dumps(results, indent=2))
+    chosen = names or list(experiment.names())
+    at = experiment.check_scale(scale)
+    for name in chosen:
+        experiment.load(name)
+    _check_rules(rule)
+    controls.register()
+    console = Console(stderr=as_json)
+    if listing:
+        _list(chosen, as_json, console)
         return
-    console = Console()
-    console.print(_table(points))
+    planned = plan.make_plan(
+        chosen, at, seeds or (1 if at == "quick" else 3), sweeps=sweeps, parts=part, rules=rule, plugins=plugin
+    )
+    folder = StudyFolder(out or Path("runs/study") / scale)
+    if dry_run:
+        _dry_run(planned, folder, shard, jobs, as_json, console)
+        return
+    if not report_only:
+        _run(planned, folder, jobs, shard, data, plugin, console)
+    _report(planned, folder, as_json, console)
+
+
+def _check_rules(names: list[str]) -> None:
+    from reluformer import rules
+
+    for name in names:
+        rules.get(name)
+
+
+def _list(names: list[str], as_json: bool, console: Console) -> None:
+    from reluformer.study import experiment
+
+    loaded = [experiment.load(name) for name in names]
+    if as_json:
+        typer.echo(json.dumps({e.name: e.model_dump(mode="json") for e in loaded}, indent=2))
+        return
+    table = Table(title="Experiments", title_justify="left")
+    for column in ("name", "claims", "what it asks", "parts"):
+        table.add_column(column, style="bold" if column == "name" else None)
+    for one in loaded:
+        parts = [f"{name} ({'sweep' if part.sweep else part.kind})" for name, part in one.parts.items()]
+        table.add_row(one.name, " ".join(one.claims), one.question.strip(), "\n".join(parts), end_section=True)
+    console.print(table)
+
+
+def _dry_run(plan: Plan, folder: StudyFolder, shard: str, jobs: int, as_json: bool, console: Console) -> None:
+    from reluformer.study.estimate import estimate
+    from reluformer.study.runner import parse_shard
+
+    addresses = plan.shard(*parse_shard(shard))
+    left = [address for address in addresses if folder.result(address) is None]
+    with console.status("measuring a few updates of each kind") as status:
+        found = estimate(plan, left, lambda what: status.update(f"measuring {what}"))
+    figures = {
+        "scale": plan.scale,
+        "runs": len(addresses),
+        "done": len(addresses) - len(left),
+        "target_tokens": found.target_tokens,
+        "core_hours": round(found.seconds / 3600, 2),
+        "hours": round(found.seconds / 3600 / jobs, 2),
+        "jobs": jobs,
+    }
+    if as_json:
+        runs = {address: plan.titles[address] for address in addresses}
+        typer.echo(json.dumps({**figures, "addresses": runs}, indent=2))
+        return
+    table = Table(title=f"{plan.scale}: what would run", title_justify="left")
+    for column in ("address", "run", "kind", "state"):
+        table.add_column(column, style="dim" if column == "address" else None)
+    for address in addresses:
+        table.add_row(address, plan.titles[address], plan.runs[address].kind, "to do" if address in left else "done")
+    console.print(table)
     console.print(
-        "ρ is the correlation between two values. Plain ReLU grows with n; divided by sqrt(n/2) it stays at one\n"
-        "while the values are uncorrelated (claims C5 and C6).\n"
-        f"Wrote {out / 'report.html'}, {out / 'variance.png'} and {out / 'results.json'}."
+        f"{len(left)} of {len(addresses)} runs to do, {found.target_tokens / 1e6:,.1f} million target tokens; about "
+        f"{figures['hours']:,.1f} hours with {jobs} at a time on a machine like this one, measured on one process."
     )
 
 
-def _cells(points: list[VariancePoint], between: str) -> list[tuple[str, str, list[str]]]:
-    """A row a rule and correlation: measured and theory for each number of slots."""
-    rows = []
-    for name, correlation in dict.fromkeys((point.rule, point.correlation) for point in points):
-        chosen = [p for p in points if (p.rule, p.correlation) == (name, correlation)]
-        cells = [_number(p.measured) + ("" if p.theory is None else between + _number(p.theory)) for p in chosen]
-        rows.append((name, f"{correlation:g}", cells))
-    return rows
+def _run(
+    plan: Plan, folder: StudyFolder, jobs: int, shard: str, data: Path | None, plugins: list[Path], console: Console
+) -> None:
+    from reluformer.study.corpora import data_config
+    from reluformer.study.runner import Options, Runner, parse_shard
+
+    options = Options(jobs, parse_shard(shard), data and data.resolve(), tuple(path.resolve() for path in plugins))
+    runner = Runner(plan, folder, options)
+    for address in runner.addresses:  # before anything starts: are all corpora there?
+        run = plan.runs[address]
+        if run.kind == "training" and folder.result(address) is None:
+            data_config(run.content, options.data)
+    began = time.monotonic()
+    shown = _Shown(plan, folder, console, jobs)
+    if console.is_terminal:
+        with Live(console=console, refresh_per_second=2) as live:
+            outlook = runner.run(lambda outlook: live.update(shown.table(outlook)))
+    else:
+        outlook = runner.run(shown.lines)
+    for address, why in outlook.failures.items():
+        console.print(Text(f"failed: {plan.titles[address]}: {why}", style="red"))
+    if outlook.interrupted:
+        console.print("Stopped, everything is saved; the same command goes on from here.")
+        raise typer.Exit(130)
+    minutes = (time.monotonic() - began) / 60
+    console.print(f"{outlook.count('done')} of {len(runner.addresses)} runs are done; {minutes:.1f} minutes this time.")
 
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+class _Shown:
+    """What runs, what is done, and how long it may take."""
+
+    def __init__(self, plan: Plan, folder: StudyFolder, console: Console, jobs: int) -> None:
+        self._plan, self._folder, self._console, self._jobs = plan, folder, console, jobs
+        self._told: dict[str, str] = {}
+
+    def table(self, outlook: Outlook) -> Group:
+        from reluformer.training.progress import duration
+
+        table = Table(title="The study", title_justify="left", min_width=90)
+        for column in ("run", "done", "", "for"):
+            table.add_column(column, justify="right" if column in ("done", "for") else "left")
+        for address, state in outlook.states.items():
+            if state == "running":
+                progress = self._folder.progress(address)
+                taken = duration(time.monotonic() - outlook.started[address])
+                table.add_row(self._plan.titles[address], f"{progress.get('share', 0):.0%}", progress.get("note", ""), taken)
+        counts = ", ".join(f"{outlook.count(s)} {s}" for s in ("done", "waiting", "elsewhere", "failed", "left out") if outlook.count(s))
+        left = self._left(outlook)
+        return Group(table, Text(counts + (f"; about {duration(left)} left" if left is not None else "")))
+
+    def lines(self, outlook: Outlook) -> None:
+        """A line whenever a run begins or ends."""
+        for address, state in outlook.states.items():
+            if self._told.get(address, "waiting") != state and not (address not in self._told and state == "done"):
+                self._console.print(f"{state}: {self._plan.titles[address]}", highlight=False)
+            self._told[address] = state
+
+    def _left(self, outlook: Outlook) -> float | None:
+        """Seconds, by the pace of the runs of the same kind; None before there is one."""
+        pace: dict[str, list[float]] = {}
+        for address, state in outlook.states.items():
+            result = self._folder.result(address) if state == "done" else None
+            if result is not None:
+                pace.setdefault(_class(self._plan, address), []).append(float(result["seconds"]))
+            elif state == "running" and (share := self._folder.progress(address).get("share", 0)) > 0.05:
+                pace.setdefault(_class(self._plan, address), []).append(
+                    (time.monotonic() - outlook.started[address]) / share
+                )
+        if not pace:
+            return None
+        overall = [seconds for found in pace.values() for seconds in found]
+        total = 0.0
+        for address, state in outlook.states.items():
+            if state in ("waiting", "running", "elsewhere"):
+                found = pace.get(_class(self._plan, address), overall)
+                share = self._folder.progress(address).get("share", 0) if state == "running" else 0.0
+                total += (1 - share) * sum(found) / len(found)
+        return total / self._jobs
 
 
-def _table(points: list[VariancePoint]) -> Table:
-    table = Table(title="Variance of a read: measured, and what theory says below it", title_justify="left")
-    table.add_column("rule", style="bold")
-    table.add_column("ρ")
-    for slots in SLOTS:
-        table.add_column(f"n = {slots}", justify="right")
-    previous = None
-    for name, correlation, cells in _cells(points, "\n[dim]"):
-        if previous not in (None, name):
-            table.add_section()
-        table.add_row(name if name != previous else "", correlation, *cells)
-        previous = name
+def _class(plan: Plan, address: str) -> str:
+    """Runs of which one tells how long another takes."""
+    content = plan.runs[address].content
+    training = content.get("training", {})
+    return json.dumps([content["kind"], content.get("dataset"), training.get("updates"), training.get("slots")])
+
+
+def _report(plan: Plan, folder: StudyFolder, as_json: bool, console: Console) -> None:
+    from reluformer.study import report
+
+    written = report.write(plan, folder)
+    if as_json:
+        typer.echo(json.dumps(written.to_dict(), indent=2))
+        return
+    console.print(_verdicts(written))
+    for note in written.notes:
+        console.print(note)
+    console.print(f"Open {folder.path / 'report.html'}; figures and their data are in {folder.figures}.")
+
+
+def _verdicts(written: Any) -> Table:
+    table = Table(title="Verdicts", title_justify="left")
+    for column in ("claim", "experiment", "verdict", "because"):
+        table.add_column(column, style="bold" if column == "verdict" else None)
+    for verdict in written.verdicts:
+        table.add_row(verdict.claim, verdict.experiment, verdict.word, "\n".join(verdict.reasons))
     return table
-
-
-def _report(points: list[VariancePoint], picture: Path) -> str:
-    encoded = base64.b64encode(picture.read_bytes()).decode()
-    head = "".join(f"<th>n = {slots}</th>" for slots in SLOTS)
-    rows = "".join(
-        f"<tr><td>{html.escape(name)}</td><td>{correlation}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
-        for name, correlation, cells in _cells(points, "<br><small>")
-    )
-    return f"""<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>Variance of a read</title>
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }}
-img {{ width: 100% }} table {{ border-collapse: collapse }}
-td, th {{ padding: .25rem .75rem; text-align: right; border-bottom: 1px solid #ddd }}
-td:first-child, th:first-child {{ text-align: left }}
-</style>
-<h1>The variance of a read</h1>
-<p>Scores and values are drawn from N(0, 1). Plain ReLU reads with variance n/2; divided by √(n/2) it stays at one
-while the values are uncorrelated. With correlated values it grows again, as theory says.</p>
-<img alt="Variance of the read against the number of slots" src="data:image/png;base64,{encoded}">
-<table><tr><th>rule</th><th>ρ</th>{head}</tr>{rows}</table>
-<p>ρ is the correlation between two values. Each cell: measured, and below it what theory says.</p></html>
-"""

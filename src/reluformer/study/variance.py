@@ -8,9 +8,7 @@ n; divided by sqrt(n/2) it stays at one, as long as the values are uncorrelated.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +16,8 @@ from torch import Tensor
 
 from reluformer import memory, rules
 from reluformer.rules import Pointwise
+from reluformer.study.plan import Run
+from reluformer.study.trainings import Context, rounded
 
 WIDTH = 64
 DRAWS = 64
@@ -58,45 +58,12 @@ def measure(rule: str, slots: int, correlation: float = 0.0, seed: int = 0) -> V
     return VariancePoint(rule, slots, correlation, theory, float(measured))
 
 
-def sweep(names: Iterable[str], slots: Iterable[int], correlations: Iterable[float]) -> Iterator[VariancePoint]:
-    """Every combination, rule by rule."""
-    sizes, correlations = list(slots), list(correlations)
-    for name in names:
-        for correlation in correlations:
-            for size in sizes:
-                yield measure(name, size, correlation)
-
-
-def draw(points: list[VariancePoint], path: Path) -> None:
-    """Variance against slots on two logarithmic axes: a panel a correlation, theory as lines."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    correlations = sorted({point.correlation for point in points})
-    names = list(dict.fromkeys(point.rule for point in points))
-    figure, axes = plt.subplots(
-        1, len(correlations), figsize=(5.4 * len(correlations), 4.2), sharey=True, squeeze=False, layout="constrained"
-    )
-    colours = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
-    markers = "os^Dv*Px"
-    for axis, correlation in zip(axes[0], correlations, strict=True):
-        axis.axhline(1.0, color="0.8", linewidth=6, zorder=0)
-        for i, name in enumerate(names):
-            chosen = [point for point in points if point.rule == name and point.correlation == correlation]
-            sizes = [point.slots for point in chosen]
-            colour = colours[i % len(colours)]
-            axis.plot(sizes, [p.measured for p in chosen], markers[i % 8], color=colour, label=name, markersize=6)
-            if all(point.theory is not None for point in chosen):
-                axis.plot(sizes, [p.theory for p in chosen], "-", color=colour, linewidth=1)
-            else:
-                axis.plot(sizes, [p.measured for p in chosen], ":", color=colour, linewidth=1)
-        axis.set(xscale="log", yscale="log", xlabel="slots n", title=f"values with correlation {correlation:g}")
-        axis.set_xscale("log", base=2)
-        axis.grid(True, which="major", color="0.92")
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0][0].set_ylabel("variance of the read")
-    axes[0][0].legend(frameon=False, title="measured (lines: theory)", alignment="left")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+def run(run: Run, context: Context) -> dict[str, Any]:
+    """A rule at every number of slots and every correlation of the values."""
+    content = run.content
+    places = [(correlation, slots) for correlation in content["correlations"] for slots in content["slots"]]
+    points = []
+    for i, (correlation, slots) in enumerate(places):
+        context.report(i / len(places), f"{slots} slots")
+        points.append(measure(content["rule"], slots, correlation, int(content["seed"])).to_dict())
+    return {"points": [{key: rounded(value) for key, value in point.items()} for point in points]}

@@ -1,0 +1,215 @@
+"""From experiments to runs. A run is its configuration, and its address is the hash of it.
+
+Two experiments that ask for the same configuration get the same run. A run names the runs it
+needs inside its own configuration: the learning-rate trials that choose its rate, the training
+it starts from, the training it examines.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from reluformer.errors import ArgumentError
+from reluformer.study import experiment as experiments
+from reluformer.study.experiment import Axis, Changes, Experiment, Part, Scale
+
+VERSION = 1
+"""Of the study: raised when a change makes new results incomparable with old ones."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One thing to compute; `content` is plain data and says everything that decides its result."""
+
+    content: Mapping[str, Any]
+
+    @property
+    def address(self) -> str:
+        """Twelve digits of the hash of the configuration."""
+        text = json.dumps(self.content, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @property
+    def kind(self) -> str:
+        return str(self.content["kind"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.content.get("training", self.content).get("seed", 0))
+
+    @property
+    def trials(self) -> list[Run]:
+        """A short training for each learning rate that may be chosen."""
+        asked = self.content.get("trials")
+        if not asked:
+            return []
+        found = []
+        for lr in asked["lr"]:
+            content = {key: value for key, value in self.content.items() if key != "trials"}
+            changes = {key: value for key, value in asked.items() if key != "lr"}
+            content["training"] = {**self.content["training"], **changes, "lr": lr}
+            found.append(Run(content))
+        return found
+
+    @property
+    def start(self) -> Run | None:
+        """The training whose model this one starts from."""
+        return Run(self.content["start"]) if self.content.get("start") else None
+
+    @property
+    def examined(self) -> Run | None:
+        """The training whose model this run looks at."""
+        return Run(self.content["of"]) if self.content.get("of") else None
+
+    @property
+    def needs(self) -> list[Run]:
+        """What must be finished before."""
+        return [run for run in (*self.trials, self.start, self.examined) if run is not None]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A place in the grid of a part, at one seed: its runs by what they are for."""
+
+    experiment: str
+    part: str
+    labels: Mapping[str, str]
+    seed: int
+    runs: tuple[Run, ...]
+
+    @property
+    def title(self) -> str:
+        return " ".join([self.experiment, *self.labels.values(), f"seed {self.seed}"])
+
+
+@dataclass
+class Plan:
+    """All runs of some experiments at one scale, each once, in an order in which they can be done."""
+
+    scale: Scale
+    experiments: list[Experiment]
+    cells: list[Cell] = field(default_factory=list)
+    runs: dict[str, Run] = field(default_factory=dict)
+    titles: dict[str, str] = field(default_factory=dict)
+    """What each run is called: by the first cell that wants it."""
+
+    def add(self, cell: Cell) -> None:
+        self.cells.append(cell)
+        for run in cell.runs:
+            self._add(run, cell.title if run.kind != "examination" else f"{cell.title}, examined")
+
+    def _add(self, run: Run, title: str) -> None:
+        for trial in run.trials:
+            lr = trial.content["training"]["lr"]
+            self._add(trial, f"{title.rsplit(' seed', 1)[0]} trial of lr {lr:g}")
+        if run.start is not None:
+            self._add(run.start, f"{title}, its start")
+        if run.examined is not None:
+            self._add(run.examined, title)
+        self.runs.setdefault(run.address, run)
+        self.titles.setdefault(run.address, title)
+
+    def shard(self, number: int, of: int) -> list[str]:
+        """The addresses of shard `number` (from 1): every `of`-th wanted run, and all that these need."""
+        wanted = list(dict.fromkeys(run.address for cell in self.cells for run in cell.runs))
+        chosen: dict[str, None] = {}
+
+        def add(run: Run) -> None:
+            for needed in run.needs:
+                add(needed)
+            chosen[run.address] = None
+
+        for address in wanted[number - 1 :: of]:
+            add(self.runs[address])
+        return [address for address in self.runs if address in chosen]
+
+
+def make_plan(
+    names: Iterable[str],
+    scale: Scale,
+    seeds: int,
+    *,
+    sweeps: bool = False,
+    parts: Iterable[str] = (),
+    rules: Iterable[str] = (),
+    plugins: Iterable[Path] = (),
+) -> Plan:
+    """The runs of the named experiments. `rules` are added to every axis that is one key named `rule`."""
+    if seeds < 1:
+        raise ArgumentError(f"--seeds {seeds}: at least 1")
+    loaded = [experiments.load(name) for name in names]
+    plan = Plan(scale, loaded)
+    wanted, plugin = set(parts), _digest(plugins)
+    for seed in range(seeds):
+        for one in loaded:
+            for name, part in one.parts.items():
+                if scale not in part.scales or (part.sweep and not sweeps) or (wanted and name not in wanted):
+                    continue
+                for labels, changes in _cells(part, scale, rules):
+                    added = labels.get("rule") not in part.grid["rule"].choices if "rule" in labels else False
+                    runs = tuple(_runs(part, scale, labels, changes, seed, plugin if added else None))
+                    plan.add(Cell(one.name, name, labels, seed, runs))
+    if not plan.cells:
+        raise ArgumentError(f"nothing to run at scale '{scale}' with these parts; --list shows what there is")
+    return plan
+
+
+def _cells(part: Part, scale: Scale, rules: Iterable[str]) -> Iterator[tuple[dict[str, str], Changes]]:
+    yield from part.cells(scale)
+    axis = part.grid.get("rule")
+    extra = [rule for rule in rules if axis is not None and axis.key is not None and rule not in axis.choices]
+    if extra:
+        assert axis is not None
+        grown = Axis(choices={rule: {axis.key or "": rule} for rule in extra}, key=axis.key)
+        size = part.scales[scale]
+        sizes = {scale: size.replace(grid={k: v for k, v in size.grid.items() if k != "rule"})}
+        yield from part.replace(grid={**part.grid, "rule": grown}, scales=sizes).cells(scale)
+
+
+def _runs(
+    part: Part, scale: Scale, labels: Mapping[str, str], changes: Changes, seed: int, plugin: str | None
+) -> Iterator[Run]:
+    size = part.scales[scale]
+    content = changed(experiments.setting(size.setting), {**size.set, **changes})
+    examine = content.pop("examine", None)
+    if "training" in content:
+        content["training"]["seed"] = seed
+    else:
+        content["seed"] = seed
+    if size.after is not None:
+        along: Changes = {}
+        for axis in size.after.axes:
+            along.update(part.grid[axis].choices[labels[axis]])
+        start = changed(experiments.setting(size.after.setting), along)
+        start.pop("examine", None)
+        start["training"]["seed"] = seed
+        content["start"] = {"study": VERSION, "kind": part.kind, **start}
+    if plugin is not None:
+        content["plugin"] = plugin
+    run = Run({"study": VERSION, "kind": part.kind, **content})
+    yield run
+    if examine:
+        yield Run({"study": VERSION, "kind": "examination", "of": run.content, **examine})
+
+
+def changed(content: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
+    """A copy with some dotted keys set; a mapping is replaced, not merged."""
+    result = copy.deepcopy(dict(content))
+    for key, value in changes.items():
+        *sections, last = key.split(".")
+        place = result
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = copy.deepcopy(value)
+    return result
+
+
+def _digest(plugins: Iterable[Path]) -> str:
+    """What the plugins are, so that a changed rule is another run."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in plugins)).hexdigest()[:12]

@@ -1,0 +1,2 @@
+def write(plan, folder):
+    raise SystemExit
