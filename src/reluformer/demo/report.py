@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import io
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from reluformer.data.embedded import EmbeddedDocument
 from reluformer.demo.systems import Outcome
+from reluformer.study.page import FONTS, inline_svg, page
 
 # Okabe and Ito's colours, told apart by everyone; markers tell them apart in black and white.
 COLOURS = {"reluformer": "#D55E00", "transformer": "#0072B2"}
@@ -41,8 +41,7 @@ def write(
             _small_print(outcomes),
         )
     )
-    page = f"<!doctype html><html lang=en><head><meta charset=utf-8><title>reluformer demo</title>{_STYLE}</head>"
-    path.write_text(f"{page}<body>{body}</body></html>\n", encoding="utf-8")
+    path.write_text(page("reluformer demo", body), encoding="utf-8")
 
 
 def _lead(outcomes: Sequence[Outcome], seconds: float, corpus: str) -> str:
@@ -91,18 +90,16 @@ def _figure(title: str, caption: str, draw: Callable[[Any], None]) -> str:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    with plt.rc_context({"svg.fonttype": "none", "font.family": "sans-serif", "font.size": 10, "svg.hashsalt": "demo"}):
+    with plt.rc_context(FONTS):
         figure, axis = plt.subplots(figsize=(4.6, 3.3), layout="constrained")
         draw(axis)
         axis.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncol=2)
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(True, color="0.92", linewidth=0.8)
         axis.set_axisbelow(True)
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+        svg = inline_svg(figure)
         plt.close(figure)
-    svg = buffer.getvalue()
-    return f"<figure><h2>{title}</h2>{svg[svg.index('<svg') :]}<figcaption>{caption}</figcaption></figure>"
+    return f"<figure><h2>{title}</h2>{svg}<figcaption>{caption}</figcaption></figure>"
 
 
 def _learning(axis: Any, outcomes: Sequence[Outcome]) -> None:
@@ -179,19 +176,3 @@ def _small_print(outcomes: Sequence[Outcome]) -> str:
         f"sacreBLEU's:</p><ul>{signatures}</ul><p>All figures are in <code>results.json</code> beside this page.</p>"
     )
 
-
-_STYLE = """<meta name=viewport content="width=device-width, initial-scale=1"><style>
-:root { color-scheme: light; --ink: #1d2129; --soft: #5b6472; --line: #e3e6ea; --mark: #ffe7a3 }
-body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); max-width: 66rem;
-  margin: 2.5rem auto; padding: 0 1.25rem }
-h1 { font-size: 1.9rem; margin: 0 0 .5rem } h2 { font-size: 1.1rem; margin: 2rem 0 .4rem }
-.lead { font-size: 1.05rem; color: var(--soft); max-width: 46rem } small, figcaption { color: var(--soft) }
-table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums }
-th, td { padding: .35rem .9rem .35rem 0; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top }
-th:first-child, td:first-child, .text th, .text td { text-align: left } .text { font-size: .9rem }
-.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(19rem, 1fr)); gap: 1.5rem }
-figure { margin: 0 } figure h2 { margin-top: 1rem } figure svg { width: 100%; height: auto }
-figcaption { font-size: .85rem }
-mark { background: var(--mark) } code { font-size: .85em }
-@media print { body { margin: 0; max-width: none } figure, tr { break-inside: avoid } }
-</style>"""

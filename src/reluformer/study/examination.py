@@ -37,8 +37,8 @@ class Subject:
     documents: Sequence[Document]
     data: DataConfig
     options: Mapping[str, Any]
-    keep: Callable[[Sequence[Sequence[str]]], None]
-    """Store translations, for paired tests between systems."""
+    keep: Callable[[str, Sequence[Sequence[str]]], None]
+    """Store documents under a name, for paired tests between systems."""
 
 
 def run(run: Run, context: Context) -> dict[str, Any]:
@@ -53,9 +53,9 @@ def run(run: Run, context: Context) -> dict[str, Any]:
     source = data.splits[options["split"]]
     stream = read_documents(source, limits=data.limits, languages=languages, split=options["split"])
 
-    def keep(translations: Sequence[Sequence[str]]) -> None:
-        lines = [json.dumps({"hyp": list(document)}, ensure_ascii=False) for document in translations]
-        files.write_text(context.folder.directory(run) / "translations.jsonl", "\n".join(lines) + "\n")
+    def keep(name: str, documents: Sequence[Sequence[str]]) -> None:
+        lines = [json.dumps({"hyp": list(document)}, ensure_ascii=False) for document in documents]
+        files.write_text(context.folder.directory(run) / f"{name}.jsonl", "\n".join(lines) + "\n")
 
     subject = Subject(translator, list(islice(stream, options.get("documents"))), data, options, keep)
     found: dict[str, Any] = {"documents": len(subject.documents)}
@@ -68,8 +68,9 @@ def run(run: Run, context: Context) -> dict[str, Any]:
 def translations(subject: Subject) -> dict[str, Any]:
     """BLEU, d-BLEU and chrF, d-BLEU by length, and for the embedded corpus the pronouns by distance."""
     hypotheses = subject.translator.translate_documents([document.src for document in subject.documents])
-    subject.keep(hypotheses)
     references = [document.tgt or () for document in subject.documents]
+    subject.keep("translations", hypotheses)
+    subject.keep("references", references)
     tokenizer = subject.translator.tokenizer
     lengths = [sum(len(ids) + 1 for ids in tokenizer.encode_batch(list(d.src))) for d in subject.documents]
     borders = subject.options.get("length_borders", ())

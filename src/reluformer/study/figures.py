@@ -1,0 +1,232 @@
+"""Figures in two steps: the numbers as plain data, which is kept, and a picture drawn from nothing else.
+
+Data is {"kind", "title", "caption", "panels"}; a panel of lines has series with x, y and the 95 %
+interval over seeds (low, high), a panel of dots the same over labels, a panel of a map its weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from reluformer.study import measures
+from reluformer.study.experiment import Figure
+from reluformer.study.gathered import Gathered
+from reluformer.study.verdicts import interval
+
+# Okabe and Ito's colours, told apart by everyone; dashes and markers tell them apart in black and white.
+COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
+MARKERS = "sodv^DPX*<>"
+KNOWN = ("softmax", "relu", "reluformer", "relu_seqlen", "softmax_ln", "relu_plain", "sparsemax", "entmax15", "rela", "sigmoid", "relu2")
+"""Rules that look the same in every figure."""
+
+
+def figure_data(figure: Figure, experiment: str, gathered: Gathered) -> dict[str, Any] | None:
+    """What the figure shows; None while nothing of it was measured."""
+    if figure.kind == "table":
+        return None
+    panels = _PANELS[figure.kind](figure, experiment, gathered)
+    panels = [panel for panel in panels if panel.get("series") or panel.get("weights")]
+    if not panels:
+        return None
+    shown = "dots" if figure.kind == "points" else "map" if figure.kind == "map" else "lines"
+    log = {"log_x": "x" in figure.log, "log_y": "y" in figure.log}
+    return {"kind": shown, "name": figure.name, "title": figure.title, "caption": figure.caption, **log, "panels": panels}
+
+
+def _metrics(figure: Figure) -> list[str]:
+    return [figure.metric] if isinstance(figure.metric, str) else figure.metric
+
+
+def _point(x: float | str, values: Sequence[float]) -> dict[str, Any]:
+    """Mean and interval; `diverged` counts the seeds that did."""
+    finite = [value for value in values if math.isfinite(value)]
+    point: dict[str, Any] = {"x": x, "seeds": len(values), "diverged": len(values) - len(finite)}
+    if finite:
+        found = interval(finite)
+        point["y"], point["values"] = found.mean, finite
+        if len(finite) > 1:
+            point["low"], point["high"] = found.low, found.high
+    return point
+
+
+def _dots(figure: Figure, experiment: str, gathered: Gathered) -> list[dict[str, Any]]:
+    panels = []
+    for metric in _metrics(figure):
+        points = []
+        for place in gathered.places(experiment, figure.part):
+            values = gathered.values(experiment, figure.part, place, metric)
+            if values:
+                points.append(_point(" ".join(place.values()), list(values.values())))
+        series = [{"label": "", "points": points}] if points else []
+        panels.append({"title": "", "xlabel": measures.measure(metric).label, "series": series})
+    return panels
+
+
+def _lines(figure: Figure, experiment: str, gathered: Gathered) -> list[dict[str, Any]]:
+    assert figure.x is not None
+    panels = []
+    for metric in _metrics(figure):
+        series: dict[str, list[dict[str, Any]]] = {}
+        for place in gathered.places(experiment, figure.part):
+            values = gathered.values(experiment, figure.part, place, metric)
+            label = " ".join(label for axis, label in place.items() if axis != figure.x)
+            if values:
+                series.setdefault(label, []).append(_point(float(place[figure.x]), list(values.values())))
+        listed = [{"label": label, "points": points} for label, points in series.items()]
+        panels.append({"title": "", "xlabel": figure.x, "ylabel": measures.measure(metric).label, "series": listed})
+    return panels
+
+
+def _series(figure: Figure, experiment: str, gathered: Gathered) -> list[dict[str, Any]]:
+    """A line for each label of the first axis; a panel for each metric and each place on the other axes."""
+    panels: dict[tuple[str, str], dict[str, Any]] = {}
+    for metric in _metrics(figure):
+        known = measures.series(metric)
+        for place in gathered.places(experiment, figure.part):
+            label, *others = place.values()
+            seeds = gathered.at(experiment, figure.part, place).values()
+            by_x: dict[float | str, list[float]] = {}
+            for results in seeds:
+                for x, y in known.points(results):
+                    by_x.setdefault(x, []).append(y)
+            title = ", ".join(f"{axis} {name}" for axis, name in list(place.items())[1:])
+            empty = {"title": title, "xlabel": known.along, "ylabel": known.label, "series": []}
+            panel = panels.setdefault((metric, title), empty)
+            if by_x:
+                points = [_point(x, values) for x, values in by_x.items()]
+                panel["series"].append({"label": label, "points": points})
+    return list(panels.values())
+
+
+def _reads(figure: Figure, experiment: str, gathered: Gathered) -> list[dict[str, Any]]:
+    """Measured points and the line of theory, a panel for each correlation of the values."""
+    panels: dict[float, dict[str, Any]] = {}
+    for place in gathered.places(experiment, figure.part):
+        found: dict[tuple[float, int], list[Mapping[str, Any]]] = {}
+        for results in gathered.at(experiment, figure.part, place).values():
+            for point in results["reads"]["points"]:
+                found.setdefault((point["correlation"], point["slots"]), []).append(point)
+        for (correlation, slots), points in found.items():
+            title = f"values with correlation {correlation:g}"
+            empty = {"title": title, "xlabel": "slots n", "ylabel": "variance of the read", "level": 1.0, "series": []}
+            series = panels.setdefault(correlation, empty)["series"]
+            if not series or series[-1]["label"] != place["rule"]:
+                series.append({"label": place["rule"], "points": [], "theory": []})
+            series[-1]["points"].append(_point(slots, [p["measured"] for p in points]))
+            if points[0]["theory"] is not None:
+                series[-1]["theory"].append([slots, points[0]["theory"]])
+    return list(panels.values())
+
+
+def _maps(figure: Figure, experiment: str, gathered: Gathered) -> list[dict[str, Any]]:
+    panels = []
+    for place in gathered.places(experiment, figure.part):
+        seeds = gathered.at(experiment, figure.part, place)
+        found = seeds[min(seeds)].get("examination", {}).get("maps", {})
+        if found.get("picture"):
+            panels.append({"title": " ".join(place.values()), "weights": found["picture"], "words": found["words"]})
+    return panels
+
+
+_PANELS = {"points": _dots, "lines": _lines, "series": _series, "reads": _reads, "map": _maps}
+
+
+# ------------------------------------------------------------------ drawing
+
+
+def draw(data: Mapping[str, Any]) -> Any:
+    """A matplotlib figure from the data; close it after use."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    panels = data["panels"]
+    columns = min(len(panels), 3)
+    rows = -(-len(panels) // columns)
+    tall = max((len(s["points"]) for p in panels for s in p.get("series", ())), default=0)
+    height = 0.9 + 0.36 * tall if data["kind"] == "dots" else 3.5
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(1.2 + 4.1 * columns, height * rows), squeeze=False, layout="constrained"
+    )
+    for axis in axes.flat[len(panels) :]:
+        axis.set_axis_off()
+    for i, (axis, panel) in enumerate(zip(axes.flat, panels, strict=False)):
+        {"dots": _draw_dots, "lines": _draw_lines, "map": _draw_map}[data["kind"]](axis, panel, data)
+        axis.set_title(panel["title"], fontsize=10)
+        if data["kind"] == "dots" and i % columns:
+            axis.set_yticklabels([])
+    if data["kind"] == "lines":
+        handles = {h.get_label(): h for axis in axes.flat for h in axis.get_legend_handles_labels()[0]}
+        if len(handles) > 1 or "" not in handles:
+            figure.legend(handles.values(), handles.keys(), loc="outside right upper", frameon=False)
+    return figure
+
+
+def look(label: str, i: int) -> dict[str, Any]:
+    """Colour, dash and marker; those of a known rule are always the same."""
+    number = KNOWN.index(label) if label in KNOWN else len(KNOWN) + i
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "linestyle": DASHES[(number + number // len(COLOURS)) % len(DASHES)],
+        "marker": MARKERS[number % len(MARKERS)],
+    }
+
+
+def _draw_lines(axis: Any, panel: Mapping[str, Any], data: Mapping[str, Any]) -> None:
+    if "level" in panel:
+        axis.axhline(panel["level"], color="0.85", linewidth=6, zorder=0)
+    for i, series in enumerate(panel["series"]):
+        points = [point for point in series["points"] if "y" in point]
+        style = look(series["label"], i)
+        x, y = [p["x"] for p in points], [p["y"] for p in points]
+        theory = series.get("theory")
+        if theory:
+            axis.plot(*zip(*theory, strict=True), color=style["color"], linestyle=style["linestyle"], linewidth=1)
+            style["linestyle"] = "none"
+        axis.plot(x, y, label=series["label"], markersize=4.5, linewidth=1.3, **style)
+        banded = [p for p in points if "low" in p]
+        if banded and len(banded) == len(points):
+            lows, highs = [p["low"] for p in banded], [p["high"] for p in banded]
+            axis.fill_between(x, lows, highs, color=style["color"], alpha=0.12, linewidth=0)
+    if data["log_x"]:
+        axis.set_xscale("log", base=2)
+    if data["log_y"]:
+        axis.set_yscale("log")
+    axis.set(xlabel=panel["xlabel"], ylabel=panel["ylabel"])
+    if any(isinstance(p["x"], str) for s in panel["series"] for p in s["points"]):
+        axis.tick_params(axis="x", rotation=90)
+    _clean(axis)
+
+
+def _draw_dots(axis: Any, panel: Mapping[str, Any], data: Mapping[str, Any]) -> None:
+    """Seeds as small dots, their mean and interval as a bar, best read from top to bottom."""
+    points = panel["series"][0]["points"]
+    for i, point in enumerate(points):
+        if "y" not in point:
+            axis.annotate("diverged", (0.02, i), xycoords=("axes fraction", "data"), va="center", color="0.3")
+            continue
+        if "low" in point:
+            axis.plot([point["low"], point["high"]], [i, i], color="0.35", linewidth=2, solid_capstyle="butt")
+        axis.plot(point["values"], [i] * len(point["values"]), "o", color="0.65", markersize=4)
+        axis.plot([point["y"]], [i], "D", color="#0072B2", markersize=6)
+        if point["diverged"]:
+            axis.annotate(f" {point['diverged']} diverged", (point["y"], i), va="bottom", fontsize=8)
+    axis.set_yticks(range(len(points)), [point["x"] for point in points])
+    axis.set_ylim(len(points) - 0.5, -0.5)
+    axis.set_xlabel(panel["xlabel"])
+    _clean(axis)
+
+
+def _draw_map(axis: Any, panel: Mapping[str, Any], data: Mapping[str, Any]) -> None:
+    axis.imshow(panel["weights"], cmap="Greys", vmin=0, vmax=1, interpolation="nearest", aspect="equal")
+    axis.set(xlabel="token read", ylabel="token reading")
+
+
+def _clean(axis: Any) -> None:
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(True, color="0.92", linewidth=0.8)
+    axis.set_axisbelow(True)

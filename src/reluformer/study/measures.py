@@ -1,0 +1,244 @@
+"""What can be asked of a finished cell of the grid: single numbers, and series to draw.
+
+A name may carry arguments behind `@`: `accuracy@1024` is the accuracy at 1024 slots.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from reluformer.errors import UnknownNameError, nearest
+
+Results = Mapping[str, Mapping[str, Any]]
+"""The results of a cell by kind of run."""
+Points = list[tuple[float | str, float]]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One number of a cell; infinity where the training diverged, None where it was not measured."""
+
+    label: str
+    value: Callable[..., float | None]
+    better: Literal["lower", "higher"] = "higher"
+    margin: float = 0.02
+    """What counts as equivalent."""
+    relative: bool = False
+    """The margin is in percent of what is compared with."""
+    digits: int = 3
+
+
+@dataclass(frozen=True)
+class Series:
+    """Several numbers of a cell along something."""
+
+    label: str
+    along: str
+    points: Callable[[Results], Points]
+
+
+def value(name: str, results: Results) -> float | None:
+    """The number called `name`."""
+    first, *arguments = name.split("@")
+    return measure(name).value(results, *arguments)
+
+
+def measure(name: str) -> Measure:
+    """How the number called `name` is judged."""
+    first = name.partition("@")[0]
+    if first not in MEASURES:
+        raise UnknownNameError(f"unknown metric '{first}'; {nearest(first, MEASURES)}")
+    return MEASURES[first]
+
+
+def series(name: str) -> Series:
+    """The series called `name`."""
+    if name not in SERIES:
+        raise UnknownNameError(f"unknown series '{name}'; {nearest(name, SERIES)}")
+    return SERIES[name]
+
+
+# ------------------------------------------------------------------ single numbers
+
+
+def _own(results: Results) -> Mapping[str, Any]:
+    """The run itself, not what was examined of it."""
+    return next((result for kind, result in results.items() if kind != "examination"), {})
+
+
+def _loss(results: Results) -> float | None:
+    own = _own(results)
+    return math.inf if own.get("status") == "diverged" else own.get("loss")
+
+
+def _accuracy(results: Results, slots: str) -> float | None:
+    own = _own(results)
+    return -math.inf if own.get("status") == "diverged" else own.get("accuracy", {}).get(slots)
+
+
+def _translated(key: str) -> Callable[[Results], float | None]:
+    def of(results: Results) -> float | None:
+        examined = results.get("examination", {})
+        if examined.get("status") == "diverged":
+            return -math.inf
+        found: float | None = examined.get("translations", {}).get(key)
+        return found
+
+    return of
+
+
+def _reads(snapshot: Mapping[str, Any], ffn: bool) -> dict[str, Mapping[str, Any]]:
+    return {name: read for name, read in snapshot["reads"].items() if name.endswith("ffn") == ffn}
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [v for v in values if v is not None and math.isfinite(v)]
+    return sum(known) / len(known) if known else None
+
+
+def _telemetry(key: str, ffn: bool, last: bool = False) -> Callable[[Results], float | None]:
+    """Mean over memories, over the snapshots of the training or of the last one."""
+
+    def of(results: Results) -> float | None:
+        snapshots = _own(results).get("telemetry", [])[-1 if last else 0 :]
+        return _mean(read.get(key) for snapshot in snapshots for read in _reads(snapshot, ffn).values())
+
+    return of
+
+
+def _ratio(read: Mapping[str, Any]) -> float | None:
+    output, residual = read.get("output_variance"), read.get("residual_variance")
+    return output / residual if output and residual else None
+
+
+def _log_ffn_variance(results: Results) -> float | None:
+    snapshots = _own(results).get("telemetry", [])
+    mean = _mean(_ratio(read) for snapshot in snapshots for read in _reads(snapshot, True).values())
+    return math.log10(mean) if mean else None
+
+
+def _variance_slope(results: Results) -> float | None:
+    """Of log variance against log n for uncorrelated values, by least squares."""
+    points = [p for p in _own(results).get("points", []) if p["correlation"] == 0]
+    x, y = [math.log(p["slots"]) for p in points], [math.log(p["measured"]) for p in points]
+    if len(x) < 2:
+        return None
+    middle = sum(x) / len(x)
+    return sum((a - middle) * b for a, b in zip(x, y, strict=True)) / sum((a - middle) ** 2 for a in x)
+
+
+def _speed(results: Results, rule: str, other: str) -> float | None:
+    """How many times as fast one rule trains as another: eager, mean over lengths."""
+    cells = [cell for place, cell in _own(results).get("training", {}).items() if place.startswith("eager")]
+    return _mean(cell[rule]["ratio"] / cell[other]["ratio"] for cell in cells)
+
+
+def _mapped(*keys: str) -> Callable[[Results], float | None]:
+    """Sum of these shares, mean over the heads of the encoder's attention."""
+
+    def of(results: Results) -> float | None:
+        reads = results.get("examination", {}).get("maps", {}).get("reads", {})
+        encoder = [read for name, read in reads.items() if name.startswith("encoder")]
+        return _mean(sum(heads) for read in encoder for heads in zip(*(read[key] for key in keys), strict=True))
+
+    return of
+
+
+MEASURES: dict[str, Measure] = {
+    "loss": Measure("validation cross-entropy, nats a token", _loss, "lower", 1.0, relative=True),
+    "bleu": Measure("BLEU", _translated("bleu"), margin=0.5, digits=2),
+    "d_bleu": Measure("d-BLEU", _translated("d_bleu"), margin=0.5, digits=2),
+    "accuracy": Measure("share of right answers", _accuracy),
+    "log_ffn_variance": Measure("log10 of FFN output variance / residual variance", _log_ffn_variance, digits=2),
+    "ffn_top_mass": Measure("mass on the top 0.2 % of the slots", _telemetry("top_mass", ffn=True, last=True)),
+    "ffn_anisotropy": Measure("mean cosine of two values", _telemetry("anisotropy", ffn=True, last=True)),
+    "ffn_entropy": Measure("entropy of a row, nats", _telemetry("entropy", ffn=True, last=True)),
+    "margin_active": Measure("share of rows beyond the entropy margin", _telemetry("margin_active", ffn=False)),
+    "variance_slope": Measure("slope of log variance against log n", _variance_slope),
+    "speed": Measure("times as fast in training", _speed, digits=2),
+    "attention_distance": Measure("distance of a read, tokens", _mapped("distance"), digits=1),
+    "weight_on_function_words": Measure(
+        "weight on punctuation and function words", _mapped("punctuation", "function_words")
+    ),
+    "map_zeros": Measure("weights that are exactly zero", _mapped("zero_fraction")),
+}
+
+
+# ------------------------------------------------------------------ series
+
+
+def _loss_by_step(results: Results) -> Points:
+    return [(point["step"], point["loss"]) for point in _own(results).get("valid", []) if point["loss"] is not None]
+
+
+def _by_step(ffn: bool, of: Callable[[Mapping[str, Any]], float | None]) -> Callable[[Results], Points]:
+    def points(results: Results) -> Points:
+        snapshots = _own(results).get("telemetry", [])
+        means = ((s["step"], _mean(of(read) for read in _reads(s, ffn).values())) for s in snapshots)
+        return [(step, mean) for step, mean in means if mean is not None]
+
+    return points
+
+
+def _by_layer(ffn: bool, of: Callable[[Mapping[str, Any]], float | None]) -> Callable[[Results], Points]:
+    """At the last look, memory by memory in the order of the forward pass."""
+
+    def points(results: Results) -> Points:
+        snapshots = _own(results).get("telemetry", [])
+        reads = _reads(snapshots[-1], ffn) if snapshots else {}
+        values = ((_short(name), of(read)) for name, read in reads.items())
+        return [(name, value) for name, value in values if value is not None]
+
+    return points
+
+
+def _short(name: str) -> str:
+    """encoder.0.attention as e0 self."""
+    side, layer, kind = name.split(".")
+    return f"{side[0]}{layer}" + {"attention": " self", "cross": " cross"}.get(kind, "")
+
+
+def _read(key: str) -> Callable[[Mapping[str, Any]], float | None]:
+    return lambda read: read.get(key)
+
+
+def _numbers(found: Mapping[str, Any]) -> Iterator[tuple[float | str, float]]:
+    for x, y in found.items():
+        if y is not None:
+            yield (float(x) if x.replace(".", "").isdigit() else x), y
+
+
+def _losses(results: Results) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = results.get("examination", {}).get("losses", {})
+    return found
+
+
+def _loss_by_position(results: Results) -> Points:
+    found = _losses(results)
+    return list(_numbers(found[max(found, key=int)]["by_position"])) if found else []
+
+
+def _of_translations(key: str) -> Callable[[Results], Points]:
+    return lambda results: list(_numbers(results.get("examination", {}).get("translations", {}).get(key, {})))
+
+
+SERIES: dict[str, Series] = {
+    "loss_by_step": Series("validation cross-entropy", "update", _loss_by_step),
+    "ffn_variance_by_step": Series("FFN output / residual variance", "update", _by_step(True, _ratio)),
+    "ffn_variance_by_layer": Series("FFN output / residual variance", "layer", _by_layer(True, _ratio)),
+    "read_variance_by_step": Series("variance of the read", "update", _by_step(False, _read("read_variance"))),
+    "read_variance_by_layer": Series("variance of the read", "attention", _by_layer(False, _read("read_variance"))),
+    "margin_active_by_step": Series("rows beyond the margin", "update", _by_step(False, _read("margin_active"))),
+    "row_sum_by_step": Series("row sum", "update", _by_step(False, _read("row_sum"))),
+    "zeros_by_step": Series("weights exactly zero", "update", _by_step(False, _read("zero_fraction"))),
+    "accuracy_by_slots": Series("share of right answers", "slots", lambda r: list(_numbers(_own(r).get("accuracy", {})))),
+    "loss_by_length": Series(
+        "cross-entropy", "tokens of a document", lambda r: [(int(n), f["loss"]) for n, f in _losses(r).items()]
+    ),
+    "loss_by_position": Series("cross-entropy", "position below", _loss_by_position),
+    "d_bleu_by_length": Series("d-BLEU", "source tokens", _of_translations("d_bleu_by_length")),
+    "pronouns_by_distance": Series("right pronouns", "sentences back", _of_translations("pronoun_by_distance")),
+}
