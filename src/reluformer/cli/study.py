@@ -26,9 +26,13 @@ def study(
         list[str] | None, typer.Argument(metavar="[NAME]...", help="Experiments; all of them unless named.")
     ] = None,
     scale: Annotated[str, typer.Option(help="quick (minutes), small (days on two cores) or paper (GPUs).")] = "quick",
-    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds; 1 for quick, otherwise 3.", show_default=False)] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Seeds; 1 for quick, otherwise 3.", show_default=False)
+    ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; they share the cores.")] = 2,
-    shard: Annotated[str, typer.Option(metavar="i/n", help="Only the i-th of n parts, in a folder that all share.")] = "1/1",
+    shard: Annotated[
+        str, typer.Option(metavar="i/n", help="Only the i-th of n parts, in a folder that all share.")
+    ] = "1/1",
     out: Annotated[
         Path | None, typer.Option(help="Folder of the study. Default: runs/study/SCALE.", show_default=False)
     ] = None,
@@ -179,8 +183,14 @@ class _Shown:
             if state == "running":
                 progress = self._folder.progress(address)
                 taken = duration(time.monotonic() - outlook.started[address])
-                table.add_row(self._plan.titles[address], f"{progress.get('share', 0):.0%}", progress.get("note", ""), taken)
-        counts = ", ".join(f"{outlook.count(s)} {s}" for s in ("done", "waiting", "elsewhere", "failed", "left out") if outlook.count(s))
+                table.add_row(
+                    self._plan.titles[address], f"{progress.get('share', 0):.0%}", progress.get("note", ""), taken
+                )
+        counts = ", ".join(
+            f"{outlook.count(s)} {s}"
+            for s in ("done", "waiting", "elsewhere", "failed", "left out")
+            if outlook.count(s)
+        )
         left = self._left(outlook)
         return Group(table, Text(counts + (f"; about {duration(left)} left" if left is not None else "")))
 

@@ -175,4 +175,3 @@ def _small_print(outcomes: Sequence[Outcome]) -> str:
         "that the software works, not a comparison of the rules. The study is for that. Scores are cased and "
         f"sacreBLEU's:</p><ul>{signatures}</ul><p>All figures are in <code>results.json</code> beside this page.</p>"
     )
-

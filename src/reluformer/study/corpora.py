@@ -1,7 +1,7 @@
 """Where the corpora of the study are: a folder that holds one folder for each set.
 
-    DATA/multi30k/train.jsonl.gz, valid.jsonl.gz, test.jsonl.gz      as `reluformer data get` writes them
-    DATA/multi30k/train.en.gz, train.de.gz, ...                      or aligned text, one sentence a line
+DATA/multi30k/train.jsonl.gz, valid.jsonl.gz, test.jsonl.gz      as `reluformer data get` writes them
+DATA/multi30k/train.en.gz, train.de.gz, ...                      or aligned text, one sentence a line
 """
 
 from __future__ import annotations
@@ -49,13 +49,14 @@ def _split(folder: Path, split: str, languages: tuple[str, str]) -> dict[str, An
         if all(path.is_file() for path in pair):
             return {"src": pair[0], "tgt": pair[1], "documents": "line"}
     there = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
-    raise DataError(
-        f"{folder}: expected {split}.jsonl.gz, or {split}.{languages[0]}.gz with {split}.{languages[1]}.gz; found: {there}"
-    )
+    pair = " with ".join(f"{split}.{language}.gz" for language in languages)
+    raise DataError(f"{folder}: expected {split}.jsonl.gz, or {pair}; found: {there}")
 
 
 def prepared_name(config: DataConfig) -> str:
     """A folder name that changes whenever the configuration or one of its files does."""
-    state = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for s in config.splits.values() for path in s.files]
+    state = [
+        (str(path), path.stat().st_size, path.stat().st_mtime_ns) for s in config.splits.values() for path in s.files
+    ]
     text = json.dumps([config.model_dump(mode="json"), state], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

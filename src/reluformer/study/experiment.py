@@ -59,9 +59,9 @@ class Size(Config):
     """A part of an experiment at one scale."""
 
     setting: str
-    set: Changes = {}
+    set: Changes = Field(default_factory=dict)
     """Applied to the setting, before the grid's."""
-    grid: dict[str, list[str]] = {}
+    grid: dict[str, list[str]] = Field(default_factory=dict)
     """The labels of an axis that are run at this scale; an axis that is not named runs whole."""
     after: After | None = None
 
@@ -71,7 +71,7 @@ class Part(Config):
 
     kind: Kind
     title: str = ""
-    grid: dict[str, Axis] = {}
+    grid: dict[str, Axis] = Field(default_factory=dict)
     scales: dict[Scale, Size]
     sweep: bool = False
     """Run only when sweeps are asked for: no verdict rests on it."""
@@ -101,7 +101,7 @@ class Condition(Config):
     metric: str
     a: dict[str, str]
     """The runs that the condition is about, by their labels; over axes that are not named it must hold everywhere."""
-    b: dict[str, str] = {}
+    b: dict[str, str] = Field(default_factory=dict)
     """What they are compared with, at the same place on the axes that are not named."""
     by: float | None = None
     """How much more than nothing the difference has to be, in the unit of the metric's margin."""
@@ -116,7 +116,7 @@ class Judgement(Config):
     scales: tuple[Scale, ...] = SCALES
     conditions: list[Condition]
     """The claim is reproduced if all hold."""
-    requires: list[Condition] = []
+    requires: list[Condition] = Field(default_factory=list)
     """Otherwise nothing can be said."""
 
 
@@ -144,10 +144,10 @@ class Experiment(Config):
     claims: dict[str, Claim]
     parts: dict[str, Part]
     verdicts: list[Judgement]
-    figures: list[Figure] = []
+    figures: list[Figure] = Field(default_factory=list)
     scale_note: str
     """What the scale of our runs means for the claim."""
-    order: int = Field(default=100)
+    order: int = 100
     """Experiments run and are reported in this order."""
 
     @model_validator(mode="after")

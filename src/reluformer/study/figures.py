@@ -19,7 +19,19 @@ from reluformer.study.verdicts import interval
 COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
 MARKERS = "sodv^DPX*<>"
-KNOWN = ("softmax", "relu", "reluformer", "relu_seqlen", "softmax_ln", "relu_plain", "sparsemax", "entmax15", "rela", "sigmoid", "relu2")
+KNOWN = (
+    "softmax",
+    "relu",
+    "reluformer",
+    "relu_seqlen",
+    "softmax_ln",
+    "relu_plain",
+    "sparsemax",
+    "entmax15",
+    "rela",
+    "sigmoid",
+    "relu2",
+)
 """Rules that look the same in every figure."""
 
 
@@ -33,7 +45,14 @@ def figure_data(figure: Figure, experiment: str, gathered: Gathered) -> dict[str
         return None
     shown = "dots" if figure.kind == "points" else "map" if figure.kind == "map" else "lines"
     log = {"log_x": "x" in figure.log, "log_y": "y" in figure.log}
-    return {"kind": shown, "name": figure.name, "title": figure.title, "caption": figure.caption, **log, "panels": panels}
+    return {
+        "kind": shown,
+        "name": figure.name,
+        "title": figure.title,
+        "caption": figure.caption,
+        **log,
+        "panels": panels,
+    }
 
 
 def _metrics(figure: Figure) -> list[str]:
@@ -86,7 +105,7 @@ def _series(figure: Figure, experiment: str, gathered: Gathered) -> list[dict[st
     for metric in _metrics(figure):
         known = measures.series(metric)
         for place in gathered.places(experiment, figure.part):
-            label, *others = place.values()
+            label = next(iter(place.values()))
             seeds = gathered.at(experiment, figure.part, place).values()
             by_x: dict[float | str, list[float]] = {}
             for results in seeds:

@@ -15,13 +15,13 @@ class Gathered:
 
     def __init__(self, plan: Plan, folder: StudyFolder) -> None:
         self.plan, self.folder = plan, folder
-        self._results: list[tuple[Cell, dict[str, Mapping[str, Any]]]] = []
+        self._results: list[tuple[Cell, dict[str, dict[str, Any]]]] = []
         for cell in plan.cells:
             found = {run.kind: result for run in cell.runs if (result := folder.result(run)) is not None}
             if found:
                 self._results.append((cell, found))
 
-    def cells(self, experiment: str, part: str) -> Iterator[tuple[Cell, dict[str, Mapping[str, Any]]]]:
+    def cells(self, experiment: str, part: str) -> Iterator[tuple[Cell, dict[str, dict[str, Any]]]]:
         """Everything of a part, in the order of the plan."""
         for cell, results in self._results:
             if (cell.experiment, cell.part) == (experiment, part):
@@ -32,7 +32,7 @@ class Gathered:
         found = {tuple(cell.labels.items()): dict(cell.labels) for cell, _ in self.cells(experiment, part)}
         return list(found.values())
 
-    def at(self, experiment: str, part: str, place: Mapping[str, str]) -> dict[int, dict[str, Mapping[str, Any]]]:
+    def at(self, experiment: str, part: str, place: Mapping[str, str]) -> dict[int, dict[str, dict[str, Any]]]:
         """The results of one place, by seed."""
         return {cell.seed: results for cell, results in self.cells(experiment, part) if cell.labels == dict(place)}
 

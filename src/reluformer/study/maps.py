@@ -24,11 +24,11 @@ from reluformer.layers import Attention, Sublayer, TokenRead, TokenSlots
 from reluformer.model import ReLUFormer
 from reluformer.study.trainings import rounded
 
-FUNCTION_WORDS = frozenset(
-    "the a an of to in on at by for with from and or but that this these those it its is are was were be been has have "
-    "had not as we i you he she they our der die das den dem des ein eine einen einem einer eines und oder aber dass daß "
-    "zu in im an am auf von vom mit für bei nach aus es ist sind war waren sein hat haben hatte nicht als wir ich sie er".split()
-)
+_ENGLISH = """the a an of to in on at by for with from and or but that this these those it its is are was were be been
+has have had not as we i you he she they our"""
+_GERMAN = """der die das den dem des ein eine einen einem einer eines und oder aber dass daß zu in im an am auf von vom mit
+für bei nach aus es ist sind war waren sein hat haben hatte nicht als wir ich sie er"""
+FUNCTION_WORDS = frozenset(_ENGLISH.split() + _GERMAN.split())
 PICTURE_SIDE = 96
 
 
@@ -53,10 +53,19 @@ def examine(translator: Translator, documents: Sequence[Document], most_tokens: 
         last = [name for name in seen if name.startswith("encoder")][-1]
         picture, words = _picture(seen[last]), [tokenizer.decode([t]).strip() for t in source[:PICTURE_SIDE]]
     reads = {
-        name: {key: [rounded(sum(heads) / len(heads)) for heads in zip(*(p[key] for p in parts), strict=True)] for key in parts[0]}
+        name: {
+            key: [rounded(sum(heads) / len(heads)) for heads in zip(*(p[key] for p in parts), strict=True)]
+            for key in parts[0]
+        }
         for name, parts in totals.items()
     }
-    return {"tokens": _length(longest[-1]), "documents": len(longest), "reads": reads, "picture": picture, "words": words}
+    return {
+        "tokens": _length(longest[-1]),
+        "documents": len(longest),
+        "reads": reads,
+        "picture": picture,
+        "words": words,
+    }
 
 
 def _length(document: EncodedDocument) -> int:

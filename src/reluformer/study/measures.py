@@ -42,8 +42,7 @@ class Series:
 
 def value(name: str, results: Results) -> float | None:
     """The number called `name`."""
-    first, *arguments = name.split("@")
-    return measure(name).value(results, *arguments)
+    return measure(name).value(results, *name.split("@")[1:])
 
 
 def measure(name: str) -> Measure:
@@ -234,7 +233,9 @@ SERIES: dict[str, Series] = {
     "margin_active_by_step": Series("rows beyond the margin", "update", _by_step(False, _read("margin_active"))),
     "row_sum_by_step": Series("row sum", "update", _by_step(False, _read("row_sum"))),
     "zeros_by_step": Series("weights exactly zero", "update", _by_step(False, _read("zero_fraction"))),
-    "accuracy_by_slots": Series("share of right answers", "slots", lambda r: list(_numbers(_own(r).get("accuracy", {})))),
+    "accuracy_by_slots": Series(
+        "share of right answers", "slots", lambda r: list(_numbers(_own(r).get("accuracy", {})))
+    ),
     "loss_by_length": Series(
         "cross-entropy", "tokens of a document", lambda r: [(int(n), f["loss"]) for n, f in _losses(r).items()]
     ),

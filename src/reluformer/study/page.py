@@ -6,7 +6,12 @@ import html
 import io
 from typing import Any
 
-FONTS = {"svg.fonttype": "none", "font.family": "sans-serif", "font.size": 10, "svg.hashsalt": "reluformer"}
+FONTS: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "svg.hashsalt": "reluformer",
+}
 """Text stays text in an SVG, so that it can be searched and scaled; the same picture is the same file."""
 
 

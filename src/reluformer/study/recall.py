@@ -126,7 +126,8 @@ def _train(
     """Points of the training curve, and the update at which it diverged."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.0)
     updates, warmup, queries = int(training["updates"]), int(training["warmup"]), int(training["queries"])
-    curve, sums = [], [0.0, 0.0]
+    curve: list[dict[str, float]] = []
+    sums = [0.0, 0.0]
     model.train()
     for update in range(1, updates + 1):
         for group in optimizer.param_groups:
@@ -180,7 +181,12 @@ def _test(model: RecallModel, task: Task, n: int, total: int, queries: int) -> t
         right += float((logits.argmax(-1) == answers).float().mean())
         loss += float(F.cross_entropy(logits.flatten(0, 1), answers.flatten()))
     assert stats is not None
-    rows = {"zero_fraction": stats.zero_fraction, "entropy": stats.entropy, "row_sum": stats.row_sum, "dead": stats.dead}
+    rows = {
+        "zero_fraction": stats.zero_fraction,
+        "entropy": stats.entropy,
+        "row_sum": stats.row_sum,
+        "dead": stats.dead,
+    }
     return (
         rounded(right / memories),
         rounded(loss / memories),

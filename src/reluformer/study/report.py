@@ -6,10 +6,9 @@ SVG, its PNG and the JSON it was drawn from. results.json holds every verdict an
 
 from __future__ import annotations
 
-import html
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +18,9 @@ from reluformer.study import figures, measures
 from reluformer.study.experiment import Experiment, Figure
 from reluformer.study.folder import StudyFolder
 from reluformer.study.gathered import Gathered
-from reluformer.study.page import FONTS, inline_svg, page
+from reluformer.study.page import FONTS, inline_svg
 from reluformer.study.plan import Plan
+from reluformer.study.sections import Drawn, Section, Table, html_page, markdown_page
 from reluformer.study.verdicts import Verdict, interval, judge
 
 
@@ -35,33 +35,15 @@ class Written:
         return {"verdicts": [verdict.to_dict() for verdict in self.verdicts], "notes": self.notes}
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """A figure of the report."""
-
-    figure: Figure
-    svg: str
-
-
-@dataclass(frozen=True)
-class Section:
-    """One experiment in the report, as plain text and rows; HTML and Markdown are made from it."""
-
-    experiment: Experiment
-    verdicts: Sequence[Verdict]
-    tables: Sequence[tuple[str, list[str], list[list[str]]]]
-    drawn: Sequence[Drawn]
-    bootstrap: Sequence[str]
-
-
 def write(plan: Plan, folder: StudyFolder) -> Written:
     """Draw everything from the results that are there."""
     gathered = Gathered(plan, folder)
     sections = [_section(one, plan, gathered, folder) for one in plan.experiments]
     written = Written([verdict for section in sections for verdict in section.verdicts], _notes(plan, folder))
-    files.write_json(folder.path / "results.json", {"scale": plan.scale, **written.to_dict(), "tables": _json(sections)})
-    files.write_text(folder.path / "report.html", _html(plan, sections, written))
-    files.write_text(folder.path / "report.md", _markdown(plan, sections, written))
+    tables = {section.experiment.name: [table._asdict() for table in section.tables] for section in sections}
+    files.write_json(folder.path / "results.json", {"scale": plan.scale, **written.to_dict(), "tables": tables})
+    files.write_text(folder.path / "report.html", html_page(plan.scale, sections, written.notes))
+    files.write_text(folder.path / "report.md", markdown_page(plan.scale, sections, written.notes))
     return written
 
 
@@ -84,7 +66,7 @@ def _section(one: Experiment, plan: Plan, gathered: Gathered, folder: StudyFolde
 # ------------------------------------------------------------------ numbers
 
 
-def _table(one: Experiment, part: str, gathered: Gathered) -> tuple[str, list[str], list[list[str]]] | None:
+def _table(one: Experiment, part: str, gathered: Gathered) -> Table | None:
     """A row for each place of the grid: mean and interval of the metrics that the experiment draws or judges."""
     places = gathered.places(one.name, part)
     if not places:
@@ -100,7 +82,7 @@ def _table(one: Experiment, part: str, gathered: Gathered) -> tuple[str, list[st
         rates = {f"{r['lr']:g}" for found in results.values() for r in found.values() if r.get("lr") is not None}
         cells = [_mean_cell(gathered.values(one.name, part, place, metric), metric) for metric in metrics]
         rows.append([*place.values(), str(len(results)), *cells, ", ".join(sorted(rates)) or "–"])
-    return one.parts[part].title, head, rows
+    return Table(one.parts[part].title, head, rows)
 
 
 def _metrics(one: Experiment, part: str) -> list[str]:
@@ -128,7 +110,7 @@ def _mean_cell(values: Mapping[int, float], metric: str) -> str:
     return f"{found.mean:.{digits}f}{half}{told}"
 
 
-def _speed_table(one: Experiment, part: str, gathered: Gathered) -> tuple[str, list[str], list[list[str]]]:
+def _speed_table(one: Experiment, part: str, gathered: Gathered) -> Table:
     """Ratios to softmax by tier and length: training, translation, and megabytes of a training step."""
     seeds = [results["speed"] for _, results in gathered.cells(one.name, part)]
     places = list(seeds[0]["training"])
@@ -143,7 +125,7 @@ def _speed_table(one: Experiment, part: str, gathered: Gathered) -> tuple[str, l
             memory = seeds[0]["memory"][place][rule]
             rows.append([place, rule, f"{speed:,.0f}", *(f"{ratio:.2f}" for ratio in ratios), f"{memory:,.0f}"])
     head = ["tier, tokens", "rule", "target tokens/s", "training, × softmax", "translation, × softmax", "MB of a step"]
-    return one.parts[part].title, head, rows
+    return Table(one.parts[part].title, head, rows)
 
 
 def _bootstrap(one: Experiment, part: str, gathered: Gathered) -> list[str]:
@@ -193,89 +175,3 @@ def _draw(figure: Figure, experiment: str, gathered: Gathered, folder: StudyFold
         drawn.savefig(path.with_suffix(".png"), dpi=130)
         plt.close(drawn)
     return Drawn(figure, svg)
-
-
-# ------------------------------------------------------------------ pages
-
-_LEAD = {
-    "quick": "Smoke test: one seed and minutes of training on a generated corpus. It shows that every experiment runs from end to end, "
-    "and says nothing about the claims.",
-    "small": "Real data at the size of two cores. What that means for each claim stands with it.",
-    "paper": "The paper's own datasets and sizes.",
-}
-
-
-def _html(plan: Plan, sections: Sequence[Section], written: Written) -> str:
-    rows = "".join(
-        f"<tr><td>{v.claim}</td><td class=l><a href='#{v.experiment}'>{v.experiment}</a></td>"
-        f"<td class=l>{html.escape(_claim(sections, v).says)}</td>"
-        f"<td class=l>{html.escape(_claim(sections, v).paper)}</td><td class=l>{_badge(v)}</td></tr>"
-        for v in sorted(written.verdicts, key=lambda v: int(v.claim.lstrip("C")))
-    )
-    head = "<tr><th>claim</th><th>experiment</th><th>what it says</th><th>the paper's figures</th><th>verdict</th></tr>"
-    body = (
-        f"<h1>ReLU and softmax: the paper's claims, rerun</h1><p class=lead>{_LEAD[plan.scale]}</p>"
-        f"<p>{html.escape(' '.join(written.notes))} The rules for the verdicts were fixed before the runs (docs/protocol.md).</p>"
-        f"<table class=text>{head}{rows}</table>{''.join(map(_html_section, sections))}"
-    )
-    return page(f"reluformer study, {plan.scale}", body)
-
-
-def _claim(sections: Sequence[Section], verdict: Verdict) -> Any:
-    return next(s.experiment.claims[verdict.claim] for s in sections if s.experiment.name == verdict.experiment)
-
-
-def _badge(verdict: Verdict) -> str:
-    kind = {"reproduced": "reproduced", "not reproduced": "not", "inconclusive": "inconclusive"}[verdict.verdict]
-    return f"<span class='verdict {'inconclusive' if verdict.smoke else kind}'>{verdict.word}</span>"
-
-
-def _html_section(section: Section) -> str:
-    one = section.experiment
-    parts = [f"<section id={one.name}><h2>{html.escape(one.title)}</h2><p>{html.escape(one.question)}</p>"]
-    for verdict in section.verdicts:
-        reasons = "".join(f"<p class=why>{html.escape(reason)}</p>" for reason in verdict.reasons)
-        claim = one.claims[verdict.claim]
-        parts.append(f"<h3>{verdict.claim} {_badge(verdict)}</h3><p>{html.escape(claim.says)} <small>Paper: {html.escape(claim.paper)}</small></p>{reasons}")
-    parts += [
-        f"<figure><h3>{html.escape(d.figure.title)}</h3>{d.svg}<figcaption>{html.escape(d.figure.caption)}</figcaption></figure>"
-        for d in section.drawn
-    ]
-    for title, head, rows in section.tables:
-        cells = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in rows)
-        headings = "".join(f"<th>{html.escape(h)}</th>" for h in head)
-        parts.append(f"<h3>{html.escape(title)}</h3><div class=wide><table><tr>{headings}</tr>{cells}</table></div>")
-    if section.bootstrap:
-        parts.append("<h3>Paired bootstrap of test BLEU</h3>" + "".join(f"<p class=why>{html.escape(b)}</p>" for b in section.bootstrap))
-    parts.append(f"<p><b>Scale.</b> {html.escape(one.scale_note)}</p></section>")
-    return "".join(parts)
-
-
-def _markdown(plan: Plan, sections: Sequence[Section], written: Written) -> str:
-    lines = ["# ReLU and softmax: the paper's claims, rerun", "", _LEAD[plan.scale], "", " ".join(written.notes), ""]
-    lines += _rows(["claim", "experiment", "the paper's figures", "verdict"], [[v.claim, v.experiment, _claim(sections, v).paper, v.word] for v in written.verdicts])
-    for section in sections:
-        one = section.experiment
-        lines += ["", f"## {one.title} (`{one.name}`)", "", one.question.strip(), ""]
-        for verdict in section.verdicts:
-            lines += [f"**{verdict.claim}: {verdict.word}.** {one.claims[verdict.claim].says}", ""]
-            lines += [f"* {reason}" for reason in verdict.reasons] + [""]
-        for drawn in section.drawn:
-            lines += [f"![{drawn.figure.title}](figures/{drawn.figure.name}.png)", "", f"*{drawn.figure.title}. {drawn.figure.caption}*", ""]
-        for title, head, rows in section.tables:
-            lines += [title, "", *_rows(head, rows), ""]
-        lines += [f"* {line}" for line in section.bootstrap]
-        lines += ["", one.scale_note.strip()]
-    return "\n".join(lines) + "\n"
-
-
-def _rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    table = [head, ["---"] * len(head), *rows]
-    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table]
-
-
-def _json(sections: Sequence[Section]) -> dict[str, Any]:
-    return {
-        section.experiment.name: [{"title": title, "head": head, "rows": rows} for title, head, rows in section.tables]
-        for section in sections
-    }

@@ -67,7 +67,7 @@ class Runner:
             raise ArgumentError(f"--jobs {options.jobs}: at least 1")
         self.plan, self.folder, self.options = plan, folder, options
         self.addresses = plan.shard(*options.shard)
-        self.outlook = Outlook({address: "waiting" for address in self.addresses})
+        self.outlook = Outlook(dict.fromkeys(self.addresses, "waiting"))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def run(self, show: Callable[[Outlook], None] = lambda outlook: None) -> Outlook:

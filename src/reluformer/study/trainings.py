@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reluformer.config import Recipe
+from reluformer.config import DecodingConfig, Recipe, TrainingConfig
+from reluformer.config.recipe import ModelRecipe
 from reluformer.data.prepare import prepare
 from reluformer.errors import ReluformerError, StorageError
 from reluformer.study.corpora import data_config, prepared_name
@@ -109,11 +110,12 @@ def chosen_rate(run: Run, context: Context) -> float:
 def recipe_of(run: Run, data: Path | None, lr: float) -> Recipe:
     """The recipe of a training, with the files of its corpus."""
     content = run.content
+    training = {**content["training"], "lr": lr, "average_last": 1, "keep_checkpoints": 1}
     return Recipe(
         data=data_config(content, data),
-        model=model_of(content["model"]),
-        training={**content["training"], "lr": lr, "average_last": 1, "keep_checkpoints": 1},
-        decoding=content.get("decoding", {}),
+        model=ModelRecipe(**model_of(content["model"])),
+        training=TrainingConfig(**training),
+        decoding=DecodingConfig(**content.get("decoding", {})),
     )
 
 
@@ -140,11 +142,9 @@ def _means(read: Mapping[str, Any]) -> dict[str, Any]:
     return {"rule": read["rule"], **{name: _mean(read[name]) for name in TELEMETRY if read.get(name) is not None}}
 
 
-def _mean(value: float | list[float | None]) -> float | None:
-    if not isinstance(value, list):
-        return rounded(value)
-    known = [x for x in value if x is not None and math.isfinite(x)]
-    return rounded(sum(known) / len(known)) if known else None
+def _mean(value: float | list[float | None] | None) -> float | None:
+    known = [x for x in (value if isinstance(value, list) else [value]) if x is not None and math.isfinite(x)]
+    return float(rounded(sum(known) / len(known))) if known else None
 
 
 def _thinned(directory: RunDirectory, most: int = 60) -> list[dict[str, Any]]:

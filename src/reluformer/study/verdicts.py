@@ -205,6 +205,15 @@ def _words(condition: Condition, a: Mapping[str, str], b: Mapping[str, str]) -> 
     one, other = " ".join(a.values()), " ".join(b.values())
     if condition.test in ("above", "below"):
         return f"{' '.join(filter(None, [one, condition.metric]))} {condition.test} {condition.limit:g}"
-    by = "" if condition.by is None else f" by {condition.by:g}{' %' if measures.measure(condition.metric).relative else ''}"
-    test = {"better": "better than", "worse": "worse than", "not_worse": "not worse than", "equivalent": "equivalent to"}
+    by = (
+        ""
+        if condition.by is None
+        else f" by {condition.by:g}{' %' if measures.measure(condition.metric).relative else ''}"
+    )
+    test = {
+        "better": "better than",
+        "worse": "worse than",
+        "not_worse": "not worse than",
+        "equivalent": "equivalent to",
+    }
     return f"{condition.metric}: {one} {test[condition.test]} {other}{by}"

@@ -72,7 +72,9 @@ def work(folder: StudyFolder, address: str, data: Path | None) -> int:
 def circumstances() -> dict[str, Any]:
     """What a reader must know to judge a result; nothing that names the machine or its folders."""
     here = Path(__file__).parent
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=False
+    )
     return {
         "commit": commit.stdout.strip() or None,
         "reluformer": reluformer.__version__,

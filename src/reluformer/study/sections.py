@@ -1,0 +1,141 @@
+"""One experiment in the report, and the two pages that are made from all of them."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from reluformer.study.experiment import Claim, Experiment, Figure, Scale
+from reluformer.study.page import page
+from reluformer.study.verdicts import Verdict
+
+TITLE = "ReLU and softmax: the paper's claims, rerun"
+LEADS: dict[Scale, str] = {
+    "quick": "Smoke test: one seed and minutes of training on a generated corpus. It shows that every experiment runs "
+    "from end to end, and says nothing about the claims.",
+    "small": "Real data at the size of two cores. What that means for each claim stands with it.",
+    "paper": "The paper's own datasets and sizes.",
+}
+PROTOCOL = "The rules for the verdicts were fixed before the runs (docs/protocol.md)."
+
+
+class Table(NamedTuple):
+    """Numbers as they are printed."""
+
+    title: str
+    head: list[str]
+    rows: list[list[str]]
+
+
+class Drawn(NamedTuple):
+    """A figure and its picture."""
+
+    figure: Figure
+    svg: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """Everything that the report says of one experiment."""
+
+    experiment: Experiment
+    verdicts: Sequence[Verdict]
+    tables: Sequence[Table]
+    drawn: Sequence[Drawn]
+    bootstrap: Sequence[str]
+    """Paired tests of translations, a line each."""
+
+    def claim(self, verdict: Verdict) -> Claim:
+        return self.experiment.claims[verdict.claim]
+
+
+def _all_verdicts(sections: Sequence[Section]) -> list[tuple[Section, Verdict]]:
+    """In the order of the paper."""
+    found = [(section, verdict) for section in sections for verdict in section.verdicts]
+    return sorted(found, key=lambda pair: int(pair[1].claim.lstrip("C")))
+
+
+# ------------------------------------------------------------------ HTML
+
+
+def html_page(scale: Scale, sections: Sequence[Section], notes: Sequence[str]) -> str:
+    """The page that stands alone."""
+    rows = "".join(
+        f"<tr><td>{v.claim}</td><td><a href='#{v.experiment}'>{v.experiment}</a></td>"
+        f"<td>{html.escape(s.claim(v).says)}</td><td>{html.escape(s.claim(v).paper)}</td><td>{_badge(v)}</td></tr>"
+        for s, v in _all_verdicts(sections)
+    )
+    head = "<tr><th>claim</th><th>experiment</th><th>what it says</th><th>the paper's figures</th><th>verdict</th></tr>"
+    body = (
+        f"<h1>{TITLE}</h1><p class=lead>{LEADS[scale]}</p><p>{html.escape(' '.join([*notes, PROTOCOL]))}</p>"
+        f"<table class=text>{head}{rows}</table>{''.join(map(_html_section, sections))}"
+    )
+    return page(f"reluformer study, {scale}", body)
+
+
+def _badge(verdict: Verdict) -> str:
+    """Filled, double or dashed, so that it is told apart without colour."""
+    kind = {"reproduced": "reproduced", "not reproduced": "not", "inconclusive": "inconclusive"}[verdict.verdict]
+    return f"<span class='verdict {'inconclusive' if verdict.smoke else kind}'>{verdict.word}</span>"
+
+
+def _html_section(section: Section) -> str:
+    one = section.experiment
+    parts = [f"<section id={one.name}><h2>{html.escape(one.title)}</h2><p>{html.escape(one.question)}</p>"]
+    for verdict in section.verdicts:
+        claim = section.claim(verdict)
+        says = f"{html.escape(claim.says)} <small>Paper: {html.escape(claim.paper)}</small>"
+        parts.append(f"<h3>{verdict.claim} {_badge(verdict)}</h3><p>{says}</p>{_lines(verdict.reasons)}")
+    for figure, svg in section.drawn:
+        caption = f"<figcaption>{html.escape(figure.caption)}</figcaption>"
+        parts.append(f"<figure><h3>{html.escape(figure.title)}</h3>{svg}{caption}</figure>")
+    parts += map(_html_table, section.tables)
+    if section.bootstrap:
+        parts.append(f"<h3>Paired bootstrap of test BLEU</h3>{_lines(section.bootstrap)}")
+    parts.append(f"<p><b>Scale.</b> {html.escape(one.scale_note)}</p></section>")
+    return "".join(parts)
+
+
+def _lines(texts: Sequence[str]) -> str:
+    return "".join(f"<p class=why>{html.escape(text)}</p>" for text in texts)
+
+
+def _html_table(table: Table) -> str:
+    cells = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+    head = "".join(f"<th>{html.escape(heading)}</th>" for heading in table.head)
+    return f"<h3>{html.escape(table.title)}</h3><div class=wide><table><tr>{head}</tr>{cells}</table></div>"
+
+
+# ------------------------------------------------------------------ Markdown
+
+
+def markdown_page(scale: Scale, sections: Sequence[Section], notes: Sequence[str]) -> str:
+    """The same for a repository; pictures are in figures/."""
+    lines = [f"# {TITLE}", "", LEADS[scale], "", " ".join([*notes, PROTOCOL]), ""]
+    rows = [[v.claim, f"`{v.experiment}`", s.claim(v).paper, v.word] for s, v in _all_verdicts(sections)]
+    lines += _markdown_table(["claim", "experiment", "the paper's figures", "verdict"], rows)
+    for section in sections:
+        lines += _markdown_section(section)
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_section(section: Section) -> list[str]:
+    one = section.experiment
+    lines = ["", f"## {one.title} (`{one.name}`)", "", one.question.strip(), ""]
+    for verdict in section.verdicts:
+        lines += [f"**{verdict.claim}: {verdict.word}.** {section.claim(verdict).says}", ""]
+        lines += [*(f"* {reason}" for reason in verdict.reasons), ""]
+    for figure, _ in section.drawn:
+        lines += [f"![{figure.title}](figures/{figure.name}.png)", "", f"*{figure.title}. {figure.caption}*", ""]
+    for table in section.tables:
+        lines += [table.title, "", *_markdown_table(table.head, table.rows), ""]
+    if section.bootstrap:
+        lines += ["Paired bootstrap of test BLEU:", "", *(f"* {line}" for line in section.bootstrap), ""]
+    return [*lines, one.scale_note.strip()]
+
+
+def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    table = [head, ["---"] * len(head), *rows]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table]
