@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from reluformer.study import variance
+from reluformer.study.folder import StudyFolder
+from reluformer.study.plan import Run
+from reluformer.study.trainings import Context
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.05])
@@ -25,9 +28,7 @@ def test_row_wise_rules_are_measured_only() -> None:
     assert 0 < point.measured < 0.1
 
 
-def test_the_figure_is_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs reluformer[plots]")
-    points = list(variance.sweep(["relu", "softmax"], [16, 64], [0.0, 0.05]))
-    assert len(points) == 8
-    variance.draw(points, tmp_path / "variance.png")
-    assert (tmp_path / "variance.png").read_bytes()[:4] == b"\x89PNG"
+def test_a_run_measures_every_place(tmp_path: Path) -> None:
+    content = {"study": 1, "kind": "reads", "rule": "relu", "slots": [16, 64], "correlations": [0.0, 0.05], "seed": 0}
+    result = variance.run(Run(content), Context(StudyFolder(tmp_path), None, lambda share, note: None))
+    assert [(p["slots"], p["correlation"]) for p in result["points"]] == [(16, 0.0), (64, 0.0), (16, 0.05), (64, 0.05)]

@@ -26,8 +26,8 @@ from reluformer.study.trainings import rounded
 
 _ENGLISH = """the a an of to in on at by for with from and or but that this these those it its is are was were be been
 has have had not as we i you he she they our"""
-_GERMAN = """der die das den dem des ein eine einen einem einer eines und oder aber dass daß zu in im an am auf von vom mit
-für bei nach aus es ist sind war waren sein hat haben hatte nicht als wir ich sie er"""
+_GERMAN = """der die das den dem des ein eine einen einem einer eines und oder aber dass daß zu in im an am auf von vom
+mit für bei nach aus es ist sind war waren sein hat haben hatte nicht als wir ich sie er"""
 FUNCTION_WORDS = frozenset(_ENGLISH.split() + _GERMAN.split())
 PICTURE_SIDE = 96
 

@@ -85,7 +85,7 @@ class Cell:
 
     @property
     def title(self) -> str:
-        return " ".join([self.experiment, *self.labels.values(), f"seed {self.seed}"])
+        return " ".join([self.experiment, self.part, *self.labels.values(), f"seed {self.seed}"])
 
 
 @dataclass

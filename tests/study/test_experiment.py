@@ -1,0 +1,88 @@
+"""The files of the study: complete, consistent, and every run of them can be built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from reluformer.config.recipe import ModelRecipe
+from reluformer.config.training import TrainingConfig
+from reluformer.errors import ConfigError, UnknownNameError
+from reluformer.model import ReLUFormer
+from reluformer.study import controls, experiment, measures
+from reluformer.study.examination import MEASURES as EXAMINED
+from reluformer.study.experiment import SCALES, Experiment
+from reluformer.study.plan import make_plan
+from reluformer.study.recall import RecallModel, Task
+from reluformer.study.trainings import model_of
+
+NAMES = [path.stem for path in (Path(experiment.__file__).parent / "experiments").glob("*.yaml")]
+
+
+@pytest.fixture
+def controls_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controls are registered inside a test only: other tests go through all rules."""
+    from reluformer import rules
+
+    monkeypatch.setattr(rules, "_registry", dict(rules._registry))
+    controls.register()
+
+
+def test_every_claim_of_the_paper_has_an_experiment() -> None:
+    claims = {claim for name in NAMES for claim in experiment.load(name).claims}
+    assert claims == {f"C{number}" for number in range(1, 11)}
+    assert set(experiment.names()) == set(NAMES) >= {"ffn", "slots", "recall", "variance", "regularizer", "length"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_claim_gets_a_verdict_and_every_name_is_known(name: str) -> None:
+    one = experiment.load(name)
+    assert one.name == name
+    assert {judgement.claim for judgement in one.verdicts} == set(one.claims)
+    for judgement in one.verdicts:
+        for condition in (*judgement.conditions, *judgement.requires):
+            assert measures.measure(condition.metric).label
+            assert (condition.limit is not None) == (condition.test in ("above", "below"))
+    for figure in one.figures:
+        for metric in [figure.metric] if isinstance(figure.metric, str) else figure.metric:
+            if figure.kind == "series":
+                assert measures.series(metric).label
+            elif figure.kind in ("points", "lines"):
+                assert measures.measure(metric).label
+
+
+@pytest.mark.usefixtures("controls_known")
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_run_can_be_built(name: str, scale: experiment.Scale) -> None:
+    plan = make_plan([name], scale, 1, sweeps=True)
+    models = {}
+    for run in plan.runs.values():
+        content = run.content
+        if run.kind == "training":
+            TrainingConfig(**{"lr": 1e-3, **content["training"]})
+            recipe = ModelRecipe(**{**model_of(content["model"]), "encoder_layers": 1, "decoder_layers": 1})
+            models[repr(recipe)] = recipe
+        elif run.kind == "recall":
+            assert RecallModel(Task(**content["task"]), rule=content["rule"], **content["model"])
+        elif run.kind == "examination":
+            assert set(content["measures"]) <= set(EXAMINED)
+    for recipe in models.values():
+        with torch.device("meta"):
+            assert ReLUFormer(recipe.with_vocabulary(400))
+
+
+def test_unknown_names_list_the_valid_ones() -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown experiment 'varience'; did you mean 'variance'\?.*recall"):
+        experiment.load("varience")
+    with pytest.raises(UnknownNameError, match="unknown scale 'tiny'; .*paper, quick, small"):
+        experiment.check_scale("tiny")
+
+
+def test_a_verdict_on_a_label_that_is_not_in_the_grid_is_refused() -> None:
+    values = experiment.load("ffn").model_dump(mode="json")
+    values["verdicts"][0]["conditions"][0]["a"] = {"rule": "softmaxx"}
+    with pytest.raises(ConfigError, match="axis 'rule' has no choice 'softmaxx'; did you mean 'softmax'"):
+        Experiment.parse(values, where="ffn.yaml")
