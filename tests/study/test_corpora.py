@@ -19,7 +19,9 @@ def fill(folder: Path, *names: str) -> None:
 
 
 def test_both_layouts_are_found(tmp_path: Path) -> None:
-    fill(tmp_path / "multi30k", *(f"{split}.{lang}.gz" for split in ("train", "valid", "test") for lang in ("en", "de")))
+    fill(
+        tmp_path / "multi30k", *(f"{split}.{lang}.gz" for split in ("train", "valid", "test") for lang in ("en", "de"))
+    )
     config = data_config(CONTENT, tmp_path)
     assert config.train.src == tmp_path / "multi30k" / "train.en.gz"
     assert config.train.documents == "line"
@@ -39,5 +41,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="expected a folder 'multi30k' in it, found: wmt"):
         data_config(CONTENT, tmp_path)
     fill(tmp_path / "multi30k", "train.en.gz", "notes.txt")
-    with pytest.raises(DataError, match=r"expected train\.jsonl\.gz, or train\.en\.gz with train\.de\.gz; found: notes"):
+    with pytest.raises(
+        DataError, match=r"expected train\.jsonl\.gz, or train\.en\.gz with train\.de\.gz; found: notes"
+    ):
         data_config(CONTENT, tmp_path)

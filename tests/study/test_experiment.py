@@ -77,7 +77,7 @@ def test_every_run_can_be_built(name: str, scale: experiment.Scale) -> None:
 def test_unknown_names_list_the_valid_ones() -> None:
     with pytest.raises(UnknownNameError, match=r"unknown experiment 'varience'; did you mean 'variance'\?.*recall"):
         experiment.load("varience")
-    with pytest.raises(UnknownNameError, match="unknown scale 'tiny'; .*paper, quick, small"):
+    with pytest.raises(UnknownNameError, match=r"unknown scale 'tiny'; .*paper, quick, small"):
         experiment.check_scale("tiny")
 
 

@@ -93,7 +93,9 @@ def test_a_rule_of_ones_own_joins_the_parts_that_take_one(tmp_path: Path) -> Non
 
 
 def test_sweeps_only_when_asked_for() -> None:
-    assert len(make_plan(["regularizer"], "small", 1).runs) < len(make_plan(["regularizer"], "small", 1, sweeps=True).runs)
+    assert len(make_plan(["regularizer"], "small", 1).runs) < len(
+        make_plan(["regularizer"], "small", 1, sweeps=True).runs
+    )
 
 
 def test_a_change_of_a_dotted_key_leaves_the_setting_alone() -> None:

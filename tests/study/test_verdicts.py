@@ -37,7 +37,10 @@ BASE = seeds(3.00, 3.02, 2.98)
     [
         (seeds(2.90, 2.92, 2.88), {"better": "holds", "worse": "fails", "equivalent": "fails", "not_worse": "holds"}),
         (seeds(3.10, 3.12, 3.08), {"better": "fails", "worse": "holds", "equivalent": "fails", "not_worse": "fails"}),
-        (seeds(3.001, 3.018, 2.983), {"better": "fails", "worse": "fails", "equivalent": "holds", "not_worse": "holds"}),
+        (
+            seeds(3.001, 3.018, 2.983),
+            {"better": "fails", "worse": "fails", "equivalent": "holds", "not_worse": "holds"},
+        ),
         (seeds(2.80, 3.30, 3.00), dict.fromkeys(("better", "worse", "equivalent", "not_worse"), "undecided")),
     ],
     ids=["clearly-lower", "clearly-higher", "the-same", "scattered"],

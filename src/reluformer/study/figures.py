@@ -20,19 +20,12 @@ COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#5
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
 MARKERS = "sodv^DPX*<>"
 KNOWN = (
-    "softmax",
-    "relu",
-    "reluformer",
-    "relu_seqlen",
-    "softmax_ln",
-    "relu_plain",
-    "sparsemax",
-    "entmax15",
-    "rela",
-    "sigmoid",
-    "relu2",
+    *("softmax", "relu", "reluformer", "relu_seqlen", "softmax_ln", "relu_plain", "sparsemax", "entmax15", "rela"),
+    *("sigmoid", "relu2", "softmax_sqrt", "softmax_scaled", "normalization", "entropy"),
 )
 """Rules that look the same in every figure."""
+SAME_RUN = {"neither": "relu", "both": "reluformer"}
+"""Other names of the same."""
 
 
 def figure_data(figure: Figure, experiment: str, gathered: Gathered) -> dict[str, Any] | None:
@@ -187,7 +180,8 @@ def draw(data: Mapping[str, Any]) -> Any:
 
 def look(label: str, i: int) -> dict[str, Any]:
     """Colour, dash and marker; those of a known rule are always the same."""
-    number = KNOWN.index(label) if label in KNOWN else len(KNOWN) + i
+    known = SAME_RUN.get(label, label)
+    number = KNOWN.index(known) if known in KNOWN else len(KNOWN) + i
     return {
         "color": COLOURS[number % len(COLOURS)],
         "linestyle": DASHES[(number + number // len(COLOURS)) % len(DASHES)],
@@ -237,6 +231,7 @@ def _draw_dots(axis: Any, panel: Mapping[str, Any], data: Mapping[str, Any]) -> 
     axis.set_yticks(range(len(points)), [point["x"] for point in points])
     axis.set_ylim(len(points) - 0.5, -0.5)
     axis.set_xlabel(panel["xlabel"])
+    axis.locator_params(axis="x", nbins=5)
     _clean(axis)
 
 

@@ -53,6 +53,13 @@ def measure(name: str) -> Measure:
     return MEASURES[first]
 
 
+def words(name: str) -> str:
+    """The name in a sentence: `accuracy@1024` is "accuracy at 1024"."""
+    first, *arguments = name.split("@")
+    link = {0: "", 1: " at ", 2: " of "}[len(arguments)]
+    return first.replace("_", " ") + link + " over ".join(arguments)
+
+
 def series(name: str) -> Series:
     """The series called `name`."""
     if name not in SERIES:
@@ -205,9 +212,11 @@ def _read(key: str) -> Callable[[Mapping[str, Any]], float | None]:
 
 
 def _numbers(found: Mapping[str, Any]) -> Iterator[tuple[float | str, float]]:
+    """With numbers along the bottom where all of them are numbers."""
+    numeric = all(x.isdigit() for x in found)
     for x, y in found.items():
         if y is not None:
-            yield (float(x) if x.replace(".", "").isdigit() else x), y
+            yield (int(x) if numeric else x), y
 
 
 def _losses(results: Results) -> Mapping[str, Any]:

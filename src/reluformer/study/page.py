@@ -44,6 +44,7 @@ figcaption { font-size: .85rem }
 mark { background: var(--mark) } code { font-size: .85em }
 section { border-top: 2px solid var(--line); margin-top: 2.5rem; padding-top: .5rem } section > h2 { font-size: 1.4rem }
 section h3 { font-size: 1rem; margin: 1.6rem 0 .2rem } section figure { margin: 1.2rem 0 }
+section figure svg { width: auto; max-width: 100% }
 .verdict { display: inline-block; border: 1.5px solid var(--ink); border-radius: .3rem; padding: 0 .5rem;
   font-weight: 600; font-size: .9rem; white-space: nowrap }
 .reproduced { background: var(--ink); color: white } .not { border-style: double; border-width: 4px }

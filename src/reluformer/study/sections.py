@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -64,15 +65,22 @@ def html_page(scale: Scale, sections: Sequence[Section], notes: Sequence[str]) -
     """The page that stands alone."""
     rows = "".join(
         f"<tr><td>{v.claim}</td><td><a href='#{v.experiment}'>{v.experiment}</a></td>"
-        f"<td>{html.escape(s.claim(v).says)}</td><td>{html.escape(s.claim(v).paper)}</td><td>{_badge(v)}</td></tr>"
+        f"<td>{_text(s.claim(v).says)}</td><td>{_text(s.claim(v).paper)}</td>"
+        f"<td>{_text('; '.join(v.figures) or '–')}</td><td>{_badge(v)}</td></tr>"
         for s, v in _all_verdicts(sections)
     )
-    head = "<tr><th>claim</th><th>experiment</th><th>what it says</th><th>the paper's figures</th><th>verdict</th></tr>"
+    columns = ("claim", "experiment", "what it says", "the paper's figures", "ours", "verdict")
+    head = f"<tr>{''.join(f'<th>{column}</th>' for column in columns)}</tr>"
     body = (
         f"<h1>{TITLE}</h1><p class=lead>{LEADS[scale]}</p><p>{html.escape(' '.join([*notes, PROTOCOL]))}</p>"
         f"<table class=text>{head}{rows}</table>{''.join(map(_html_section, sections))}"
     )
     return page(f"reluformer study, {scale}", body)
+
+
+def _text(text: str) -> str:
+    """Escaped, with `names` set as code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 
 def _badge(verdict: Verdict) -> str:
@@ -83,29 +91,29 @@ def _badge(verdict: Verdict) -> str:
 
 def _html_section(section: Section) -> str:
     one = section.experiment
-    parts = [f"<section id={one.name}><h2>{html.escape(one.title)}</h2><p>{html.escape(one.question)}</p>"]
+    parts = [f"<section id={one.name}><h2>{_text(one.title)}</h2><p>{_text(one.question)}</p>"]
     for verdict in section.verdicts:
         claim = section.claim(verdict)
-        says = f"{html.escape(claim.says)} <small>Paper: {html.escape(claim.paper)}</small>"
+        says = f"{_text(claim.says)} <small>Paper: {_text(claim.paper)}</small>"
         parts.append(f"<h3>{verdict.claim} {_badge(verdict)}</h3><p>{says}</p>{_lines(verdict.reasons)}")
     for figure, svg in section.drawn:
-        caption = f"<figcaption>{html.escape(figure.caption)}</figcaption>"
-        parts.append(f"<figure><h3>{html.escape(figure.title)}</h3>{svg}{caption}</figure>")
+        caption = f"<figcaption>{_text(figure.caption)}</figcaption>"
+        parts.append(f"<figure><h3>{_text(figure.title)}</h3>{svg}{caption}</figure>")
     parts += map(_html_table, section.tables)
     if section.bootstrap:
         parts.append(f"<h3>Paired bootstrap of test BLEU</h3>{_lines(section.bootstrap)}")
-    parts.append(f"<p><b>Scale.</b> {html.escape(one.scale_note)}</p></section>")
+    parts.append(f"<p><b>Scale.</b> {_text(one.scale_note)}</p></section>")
     return "".join(parts)
 
 
 def _lines(texts: Sequence[str]) -> str:
-    return "".join(f"<p class=why>{html.escape(text)}</p>" for text in texts)
+    return "".join(f"<p class=why>{_text(text)}</p>" for text in texts)
 
 
 def _html_table(table: Table) -> str:
-    cells = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
-    head = "".join(f"<th>{html.escape(heading)}</th>" for heading in table.head)
-    return f"<h3>{html.escape(table.title)}</h3><div class=wide><table><tr>{head}</tr>{cells}</table></div>"
+    cells = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+    head = "".join(f"<th>{_text(heading)}</th>" for heading in table.head)
+    return f"<h3>{_text(table.title)}</h3><div class=wide><table><tr>{head}</tr>{cells}</table></div>"
 
 
 # ------------------------------------------------------------------ Markdown
@@ -114,8 +122,11 @@ def _html_table(table: Table) -> str:
 def markdown_page(scale: Scale, sections: Sequence[Section], notes: Sequence[str]) -> str:
     """The same for a repository; pictures are in figures/."""
     lines = [f"# {TITLE}", "", LEADS[scale], "", " ".join([*notes, PROTOCOL]), ""]
-    rows = [[v.claim, f"`{v.experiment}`", s.claim(v).paper, v.word] for s, v in _all_verdicts(sections)]
-    lines += _markdown_table(["claim", "experiment", "the paper's figures", "verdict"], rows)
+    rows = [
+        [v.claim, f"`{v.experiment}`", s.claim(v).paper, "; ".join(v.figures) or "–", v.word]
+        for s, v in _all_verdicts(sections)
+    ]
+    lines += _markdown_table(["claim", "experiment", "the paper's figures", "ours", "verdict"], rows)
     for section in sections:
         lines += _markdown_section(section)
     return "\n".join(lines) + "\n"

@@ -35,6 +35,8 @@ class Verdict:
     smoke: bool
     """From scale `quick`: says that the machinery works, and nothing about the claim."""
     reasons: tuple[str, ...]
+    figures: tuple[str, ...]
+    """What we measured, to stand beside the paper's figures."""
 
     @property
     def word(self) -> str:
@@ -127,9 +129,10 @@ def _with_divergence(differences: Sequence[float], condition: Condition, seeds: 
 
 def _told(found: Interval, unit: float, rule: measures.Measure) -> str:
     scale, sign = (unit, " %") if rule.relative else (1.0, "")
+    mean = f"{abs(found.mean) / scale:.3g}{sign} {'better' if found.mean >= 0 else 'worse'}"
     if found.count < 2:
-        return f"better by {found.mean / scale:+.3g}{sign} (one seed)"
-    return f"better by {found.mean / scale:+.3g}{sign}, 95 % [{found.low / scale:+.3g}, {found.high / scale:+.3g}]"
+        return f"{mean}, one seed"
+    return f"{mean}, 95 % [{found.low / scale:+.3g}, {found.high / scale:+.3g}]"
 
 
 def against_limit(values: Mapping[int, float], condition: Condition) -> tuple[Outcome, str]:
@@ -155,29 +158,38 @@ def against_limit(values: Mapping[int, float], condition: Condition) -> tuple[Ou
 def judge(experiment: Experiment, judgement: Judgement, gathered: Gathered, scale: Scale) -> Verdict:
     """The verdict on one claim."""
     reasons: list[str] = []
-    met = [_examine(experiment, c, gathered, scale, reasons, "required: ") for c in judgement.requires]
-    outcomes = [_examine(experiment, c, gathered, scale, reasons) for c in judgement.conditions]
+    figures: dict[str, None] = {}
+    met = [_examine(experiment, c, gathered, scale, reasons, figures, "required: ") for c in judgement.requires]
+    outcomes = [_examine(experiment, c, gathered, scale, reasons, figures) for c in judgement.conditions]
     word: Word = "inconclusive"
     if all(outcome == "holds" for outcome in met):
         if "fails" in outcomes:
             word = "not reproduced"
         elif all(outcome == "holds" for outcome in outcomes):
             word = "reproduced"
-    return Verdict(judgement.claim, experiment.name, word, scale == "quick", tuple(reasons))
+    return Verdict(judgement.claim, experiment.name, word, scale == "quick", tuple(reasons), tuple(figures))
 
 
 def _examine(
-    experiment: Experiment, condition: Condition, gathered: Gathered, scale: Scale, reasons: list[str], prefix: str = ""
+    experiment: Experiment,
+    condition: Condition,
+    gathered: Gathered,
+    scale: Scale,
+    reasons: list[str],
+    figures: dict[str, None],
+    prefix: str = "",
 ) -> Outcome:
-    """One condition at every place it is about; says each in words."""
+    """One condition at every place it is about; says each in words, and what was measured."""
     found = []
     for place in _places(experiment, condition, scale):
         a_place, b_place = {**place, **condition.a}, {**place, **condition.b}
         a = gathered.values(experiment.name, condition.part, a_place, condition.metric)
+        figures.update(_figure(condition.metric, a_place, a))
         if condition.test in ("above", "below"):
             outcome, told = against_limit(a, condition)
         else:
             b = gathered.values(experiment.name, condition.part, b_place, condition.metric)
+            figures.update(_figure(condition.metric, b_place, b))
             outcome, told = compare(a, b, condition)
         found.append(outcome)
         reasons.append(f"{prefix}{_words(condition, a_place, b_place)}: {outcome} ({told})")
@@ -185,6 +197,15 @@ def _examine(
         reasons.append(f"{prefix}{_words(condition, condition.a, condition.b)}: not run at this scale")
         return "undecided"
     return "fails" if "fails" in found else "undecided" if "undecided" in found else "holds"
+
+
+def _figure(metric: str, place: Mapping[str, str], values: Mapping[int, float]) -> dict[str, None]:
+    """A mean in words, as the key of a dictionary that keeps order and drops repetitions."""
+    finite = [value for value in values.values() if math.isfinite(value)]
+    if not values:
+        return {}
+    told = f"{statistics.fmean(finite):.{measures.measure(metric).digits}f}" if finite else "diverged"
+    return {f"{' '.join([*place.values(), measures.words(metric)])} {told}": None}
 
 
 def _places(experiment: Experiment, condition: Condition, scale: Scale) -> list[dict[str, str]]:
@@ -204,7 +225,7 @@ def _places(experiment: Experiment, condition: Condition, scale: Scale) -> list[
 def _words(condition: Condition, a: Mapping[str, str], b: Mapping[str, str]) -> str:
     one, other = " ".join(a.values()), " ".join(b.values())
     if condition.test in ("above", "below"):
-        return f"{' '.join(filter(None, [one, condition.metric]))} {condition.test} {condition.limit:g}"
+        return f"{' '.join(filter(None, [one, measures.words(condition.metric)]))} {condition.test} {condition.limit:g}"
     by = (
         ""
         if condition.by is None
@@ -216,4 +237,4 @@ def _words(condition: Condition, a: Mapping[str, str], b: Mapping[str, str]) -> 
         "not_worse": "not worse than",
         "equivalent": "equivalent to",
     }
-    return f"{condition.metric}: {one} {test[condition.test]} {other}{by}"
+    return f"{measures.words(condition.metric)}: {one} {test[condition.test]} {other}{by}"
