@@ -36,14 +36,31 @@ def plugin(tmp_path: Path) -> Path:
 
 def test_study_with_a_rule_of_ones_own(tmp_path: Path, plugin: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs reluformer[plots]")
-    result = run("study", "variance", "--plugin", str(plugin), "--rule", "relu", "--rule", "gelu_mean", cwd=tmp_path)
+    mine = ("--plugin", str(plugin), "--rule", "gelu_mean")
+    result = run("study", "variance", "--part", "reads", *mine, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert "gelu_mean" in result.stdout
-    out = tmp_path / "runs" / "study"
-    assert sorted(path.name for path in out.iterdir()) == ["report.html", "results.json", "variance.png"]
-    points = json.loads((out / "results.json").read_text())["points"]
-    assert {point["rule"] for point in points} == {"relu", "gelu_mean"}
-    assert "data:image/png;base64," in (out / "report.html").read_text()
+    assert "5 of 5 runs are done" in result.stdout
+    out = tmp_path / "runs" / "study" / "quick"
+    assert {"report.html", "report.md", "results.json", "figures", "runs"} <= {path.name for path in out.iterdir()}
+    panels = json.loads((out / "figures" / "variance.json").read_text())["panels"]
+    rules = ["relu_plain", "relu", "relu_seqlen", "softmax", "gelu_mean"]
+    assert [series["label"] for series in panels[0]["series"]] == rules
+
+
+def test_study_lists_its_experiments() -> None:
+    result = run("study", "--list")
+    assert result.returncode == 0, result.stderr
+    for word in ("ffn", "slots", "recall", "variance", "regularizer", "length", "speed", "maps", "C10"):
+        assert word in result.stdout
+
+
+def test_a_dry_run_tells_runs_tokens_and_hours_and_touches_nothing(tmp_path: Path) -> None:
+    result = run("study", "ffn", "--scale", "quick", "--dry-run", "--json", "--jobs", "1", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    figures = json.loads(result.stdout)
+    assert (figures["runs"], figures["done"], figures["target_tokens"]) == (10, 0, 5 * 250 * 1000)
+    assert 0 < figures["hours"] < 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_doctor_lists_rules_and_versions(plugin: Path) -> None:
@@ -62,6 +79,9 @@ def test_doctor_lists_rules_and_versions(plugin: Path) -> None:
         (["study", "variance", "--ruel", "x"], 2, "No such option"),
         (["deom"], 2, "No such command"),
         (["study", "varience"], 1, "error: unknown experiment 'varience'; did you mean 'variance'"),
+        (["study", "ffn", "--scale", "smal"], 1, "error: unknown scale 'smal'; did you mean 'small'"),
+        (["study", "ffn", "--scale", "small"], 1, "error: the set 'multi30k' is needed; say with --data FOLDER"),
+        (["study", "ffn", "--shard", "3/2"], 1, "error: --shard 3/2: write it as i/n"),
     ],
 )
 def test_errors_are_one_line_with_a_way_out(tmp_path: Path, arguments: list[str], code: int, message: str) -> None:

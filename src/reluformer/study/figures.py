@@ -110,6 +110,8 @@ def _series(figure: Figure, experiment: str, gathered: Gathered) -> list[dict[st
             if by_x:
                 points = [_point(x, values) for x, values in by_x.items()]
                 panel["series"].append({"label": label, "points": points})
+            if by_x and known.ceiling is not None:
+                panel["ceiling"] = known.ceiling(next(iter(seeds)))
     return list(panels.values())
 
 
@@ -192,6 +194,8 @@ def look(label: str, i: int) -> dict[str, Any]:
 def _draw_lines(axis: Any, panel: Mapping[str, Any], data: Mapping[str, Any]) -> None:
     if "level" in panel:
         axis.axhline(panel["level"], color="0.85", linewidth=6, zorder=0)
+    if panel.get("ceiling"):
+        axis.plot(*zip(*panel["ceiling"], strict=True), color="0.8", linewidth=5, zorder=0, label="best possible")
     for i, series in enumerate(panel["series"]):
         points = [point for point in series["points"] if "y" in point]
         style = look(series["label"], i)

@@ -38,6 +38,8 @@ class Series:
     label: str
     along: str
     points: Callable[[Results], Points]
+    ceiling: Callable[[Results], Points] | None = None
+    """The best that is possible, the same for all cells of a panel."""
 
 
 def value(name: str, results: Results) -> float | None:
@@ -233,6 +235,10 @@ def _of_translations(key: str) -> Callable[[Results], Points]:
     return lambda results: list(_numbers(results.get("examination", {}).get("translations", {}).get(key, {})))
 
 
+def _tested(key: str) -> Callable[[Results], Points]:
+    return lambda results: list(_numbers(_own(results).get(key, {})))
+
+
 SERIES: dict[str, Series] = {
     "loss_by_step": Series("validation cross-entropy", "update", _loss_by_step),
     "ffn_variance_by_step": Series("FFN output / residual variance", "update", _by_step(True, _ratio)),
@@ -242,9 +248,7 @@ SERIES: dict[str, Series] = {
     "margin_active_by_step": Series("rows beyond the margin", "update", _by_step(False, _read("margin_active"))),
     "row_sum_by_step": Series("row sum", "update", _by_step(False, _read("row_sum"))),
     "zeros_by_step": Series("weights exactly zero", "update", _by_step(False, _read("zero_fraction"))),
-    "accuracy_by_slots": Series(
-        "share of right answers", "slots", lambda r: list(_numbers(_own(r).get("accuracy", {})))
-    ),
+    "accuracy_by_slots": Series("share of right answers", "slots", _tested("accuracy"), _tested("ceiling")),
     "loss_by_length": Series(
         "cross-entropy", "tokens of a document", lambda r: [(int(n), f["loss"]) for n, f in _losses(r).items()]
     ),

@@ -1,0 +1,71 @@
+"""The recall task: it can be solved, and a read learns it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from reluformer.study import recall
+from reluformer.study.plan import Run
+from reluformer.study.recall import Task
+from reluformer.study.trainings import Context
+
+CONTENT = {
+    "study": 1,
+    "kind": "recall",
+    "task": {"kind": "one", "key_width": 8, "classes": 4, "noise": 0.1},
+    "model": {"width": 32, "heads": 2},
+    "rule": "softmax",
+    "training": {"updates": 250, "warmup": 20, "memories": 16, "queries": 16, "slots": 8, "lr": 0.02, "seed": 0},
+    "test": {"slots": [8, 16], "queries": 64},
+}
+
+
+def test_the_answer_is_the_class_of_the_slot_with_the_nearest_key() -> None:
+    *memory, answers = Task("one", noise=0.3).draw(4, 32, 64, seed=1)
+    keys, classes, queries = memory
+    nearest = (queries @ keys.transpose(1, 2)).argmax(-1)
+    assert torch.equal(classes.gather(1, nearest), answers)
+    assert Task("one", noise=0.3).ceiling(*memory, answers) == 1.0
+
+
+def test_with_many_votes_the_best_reader_gets_better_with_more_slots() -> None:
+    task = Task("many", share=1 / 8, truth=0.3)
+    few, lots = (task.ceiling(*task.draw(8, 64, n, seed=0)) for n in (16, 1024))
+    assert few < 0.7 < 0.99 < lots
+
+
+def test_the_same_seed_gives_the_same_task() -> None:
+    for one, other in zip(Task("many").draw(2, 3, 64, seed=5), Task("many").draw(2, 3, 64, seed=5), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_slots_double_up_to_all_of_them_in_the_first_half() -> None:
+    sizes = [recall.grown(128, update / 100) for update in range(1, 101)]
+    assert sizes[0] == 16
+    assert sorted(set(sizes)) == [16, 32, 64, 128]
+    assert sizes == sorted(sizes)
+    assert sizes[50] == 128
+    assert recall.grown(8, 0.1) == 8
+
+
+def test_a_read_learns_it_and_is_tested_at_other_sizes(context: Context) -> None:
+    result = recall.run(Run(CONTENT), context)
+    assert result["status"] == "finished"
+    assert list(result["accuracy"]) == ["8", "16"]
+    assert result["accuracy"]["8"] > 0.6
+    assert result["rows"]["8"]["zero_fraction"] == 0
+
+
+def test_the_regulariser_pulls_row_sums_to_one(context: Context) -> None:
+    training = {**CONTENT["training"], "updates": 60}
+    plain = recall.run(Run({**CONTENT, "rule": "relu", "training": training}), context)
+    regularized = {**training, "regularizer": {"normalization": 1.0, "entropy": 0.0}}
+    pulled = recall.run(Run({**CONTENT, "rule": "relu", "training": regularized}), context)
+    assert abs(pulled["rows"]["8"]["row_sum"] - 1) < abs(plain["rows"]["8"]["row_sum"] - 1)
+
+
+def test_divergence_is_a_result(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recall.F, "cross_entropy", lambda logits, answers: logits.sum() * float("nan"))
+    result = recall.run(Run(CONTENT), context)
+    assert (result["status"], result["step"], result["loss"]) == ("diverged", 1, None)

@@ -1,0 +1,135 @@
+"""The report from results that are there, without any training."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reluformer.study import report
+from reluformer.study.folder import StudyFolder
+from reluformer.study.plan import Plan, make_plan
+
+pytest.importorskip("matplotlib", reason="needs reluformer[plots]")
+
+LOSSES = {"relu": 2.0, "softmax": 2.2, "softmax_ln": 2.001, "softmax_sqrt": 2.1, "softmax_scaled": 2.15}
+RATIOS = {"softmax": 0.001}
+
+
+def finished(rule: str, seed: int) -> dict[str, Any]:
+    """A training of `ffn` as its worker would leave it; seeds differ by more than the rules do."""
+    loss = LOSSES[rule] + 0.3 * seed + 0.001 * ((seed * 7) % 3)
+    read = {"rule": rule, "output_variance": RATIOS.get(rule, 1.0), "residual_variance": 1.0}
+    return {
+        "status": "finished",
+        "seconds": 1.0,
+        "lr": 0.004,
+        "loss": loss,
+        "valid": [{"step": 1, "loss": 2 * loss}, {"step": 2, "loss": loss}],
+        "telemetry": [{"step": 2, "reads": {"encoder.0.ffn": read, "decoder.0.ffn": read}}],
+    }
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return make_plan(["ffn"], "small", 3)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, plan: Plan) -> StudyFolder:
+    folder = StudyFolder(tmp_path)
+    for cell in plan.cells:
+        training, examined = cell.runs
+        folder.write_result(training, finished(cell.labels["rule"], cell.seed))
+        translations = {"bleu": 40 - 10 * LOSSES[cell.labels["rule"]] + cell.seed, "d_bleu": 20.0}
+        folder.write_result(examined, {"status": "finished", "translations": translations})
+    return folder
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without pictures, which take most of the time."""
+    monkeypatch.setattr(report, "_draw", lambda *arguments: None)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_verdicts_follow_from_the_numbers(plan: Plan, folder: StudyFolder) -> None:
+    written = report.write(plan, folder)
+    assert [(v.claim, v.word) for v in written.verdicts] == [("C1", "reproduced"), ("C2", "reproduced")]
+    assert any("softmax worse than relu: holds" in reason for reason in written.verdicts[0].reasons)
+
+
+def page_stands_alone_and_shows_paper_and_ours(folder: StudyFolder) -> None:
+    page = (folder.path / "report.html").read_text(encoding="utf-8")
+    assert page.count("<svg") == 3
+    assert not re.search(r"""(src|href)=["']?https?:""", page.replace('xmlns:xlink="http', ""))
+    assert "ReLU 34.22, Softmax 33.08" in page
+    assert "softmax loss 2.5" in page
+    text = (folder.path / "report.md").read_text(encoding="utf-8")
+    assert "![Learning](figures/ffn-curves.png)" in text
+    assert "| C1 | `ffn` |" in text
+
+
+def test_the_page_and_its_figures(plan: Plan, folder: StudyFolder) -> None:
+    report.write(plan, folder)
+    page_stands_alone_and_shows_paper_and_ours(folder)
+    every_figure_has_its_data(folder)
+
+
+def every_figure_has_its_data(folder: StudyFolder) -> None:
+    names = {path.stem for path in folder.figures.iterdir()}
+    assert names == {"ffn-loss", "ffn-curves", "ffn-variance"}
+    for name in names:
+        assert (folder.figures / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+        assert (folder.figures / f"{name}.svg").read_text().startswith("<svg")
+    data = json.loads((folder.figures / "ffn-loss.json").read_text())
+    losses = data["panels"][0]["series"][0]["points"]
+    assert [point["x"] for point in losses] == list(LOSSES)
+    assert losses[0]["low"] < losses[0]["y"] < losses[0]["high"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_without_a_seed_it_is_inconclusive(plan: Plan, folder: StudyFolder) -> None:
+    for cell in plan.cells:
+        if cell.seed == 2:
+            (folder.directory(cell.runs[0]) / "result.json").unlink()
+    written = report.write(plan, folder)
+    assert {verdict.word for verdict in written.verdicts} == {"inconclusive"}
+
+
+def test_a_diverged_run_is_shown_and_counts_as_worse(plan: Plan, folder: StudyFolder) -> None:
+    for cell in plan.cells:
+        if cell.labels["rule"] == "softmax":
+            folder.write_result(cell.runs[0], {"status": "diverged", "seconds": 1.0, "lr": 0.004, "loss": None})
+            folder.write_result(cell.runs[1], {"status": "diverged"})
+    written = report.write(plan, folder)
+    assert written.verdicts[0].word == "reproduced"
+    assert "diverged" in (folder.path / "report.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_results_of_another_version_are_told(plan: Plan, folder: StudyFolder) -> None:
+    path = folder.directory(plan.cells[0].runs[0]) / "result.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "study": 0}))
+    assert any("1 results were written by version 0" in note for note in report.write(plan, folder).notes)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_paired_bootstrap_where_translations_exist(plan: Plan, folder: StudyFolder) -> None:
+    references = [["ein kleiner Hund läuft schnell"], ["die Katze schläft auf dem Dach"]] * 6
+    for cell in plan.cells:
+        if cell.labels["rule"] in ("relu", "softmax") and cell.seed == 0:
+            hypotheses = references if cell.labels["rule"] == "relu" else [["ein Hund"]] * 12
+            for name, documents in (("translations", hypotheses), ("references", references)):
+                lines = "\n".join(json.dumps({"hyp": document}) for document in documents)
+                (folder.directory(cell.runs[1]) / f"{name}.jsonl").write_text(lines + "\n", encoding="utf-8")
+    report.write(plan, folder)
+    assert "softmax against relu: seed 0: p = 0.00" in (folder.path / "report.md").read_text(encoding="utf-8")
+
+
+def test_quick_is_smoke(tmp_path: Path) -> None:
+    plan = make_plan(["ffn"], "quick", 1)
+    assert {verdict.word for verdict in report.write(plan, StudyFolder(tmp_path)).verdicts} == {"smoke: inconclusive"}

@@ -1,0 +1,71 @@
+"""The runner with real processes: what is done stays done, what fails takes nothing else down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reluformer.study.folder import StudyFolder
+from reluformer.study.plan import VERSION, Cell, Plan, Run
+from reluformer.study.runner import Options, Outlook, Runner
+
+
+def read(rule: str) -> Run:
+    content = {"rule": rule, "slots": [16], "correlations": [0.0], "seed": 0}
+    return Run({"study": VERSION, "kind": "reads", **content})
+
+
+def plan_of(*runs: Run) -> Plan:
+    plan = Plan("quick", [])
+    for number, run in enumerate(runs):
+        plan.add(Cell("test", "part", {"rule": str(number)}, 0, (run,)))
+    return plan
+
+
+def test_a_failure_is_reported_and_what_needs_it_is_left_out(tmp_path: Path) -> None:
+    good, bad = read("relu"), read("no_such_rule")
+    needs_bad = Run({"study": VERSION, "kind": "examination", "of": bad.content, "split": "test", "measures": []})
+    folder = StudyFolder(tmp_path)
+    outlook = Runner(plan_of(good, bad, needs_bad), folder, Options(jobs=2)).run()
+    assert outlook.states == {good.address: "done", bad.address: "failed", needs_bad.address: "left out"}
+    assert "unknown rule 'no_such_rule'" in outlook.failures[bad.address]
+    result = folder.result(good)
+    assert result is not None
+    assert result["made_by"]["torch"]
+
+
+def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, folder = read("relu"), StudyFolder(tmp_path)
+    folder.write_result(run, {"seconds": 1})
+    runner = Runner(plan_of(run), folder, Options())
+    monkeypatch.setattr(runner, "_start", None)
+    assert runner.run().states == {run.address: "done"}
+
+
+def test_a_run_of_another_process_is_waited_for(tmp_path: Path) -> None:
+    run, folder = read("relu"), StudyFolder(tmp_path)
+    seen: list[str] = []
+    with folder.claim(run):
+
+        def other_process_finishes(outlook: Outlook) -> None:
+            seen.append(outlook.states[run.address])
+            folder.write_result(run, {"seconds": 1})
+
+        Runner(plan_of(run), folder, Options()).run(other_process_finishes)
+    assert seen == ["elsewhere", "done"]
+
+
+def test_an_interruption_leaves_the_rest_for_the_next_time(tmp_path: Path) -> None:
+    runs = [read("relu"), read("softmax")]
+
+    def interrupt(outlook: Outlook) -> None:
+        if not outlook.interrupted:
+            raise KeyboardInterrupt
+
+    folder = StudyFolder(tmp_path)
+    outlook = Runner(plan_of(*runs), folder, Options(jobs=1)).run(interrupt)
+    assert outlook.interrupted
+    assert set(outlook.states.values()) == {"waiting"}
+    again = Runner(plan_of(*runs), folder, Options(jobs=2)).run()
+    assert set(again.states.values()) == {"done"}

@@ -1,0 +1,117 @@
+"""A training of the study and what is examined of it, at a size of seconds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from reluformer.errors import StorageError
+from reluformer.study import examination, trainings
+from reluformer.study.plan import Run
+from reluformer.study.trainings import Context
+from reluformer.study.worker import work
+
+
+def do(run: Run, context: Context) -> dict:
+    """The run as a worker does it."""
+    context.folder.write_run(run)
+    assert work(context.folder, run.address, None) == 0
+    result = context.folder.result(run)
+    assert result is not None
+    return result
+
+
+def test_a_finished_training_leaves_a_small_result(make_run, context: Context) -> None:
+    run = make_run({"model.ffn": "softmax"})
+    result = do(run, context)
+    assert result["status"] == "finished"
+    assert result["run"] == run.content
+    assert [point["step"] for point in result["valid"]] == [2, 4]
+    assert result["loss"] == result["valid"][-1]["loss"]
+    assert [snapshot["step"] for snapshot in result["telemetry"]] == [2, 4]
+    read = result["telemetry"][-1]["reads"]["encoder.0.ffn"]
+    assert read["rule"] == "softmax"
+    assert read["output_variance"] > 0
+    text = (context.folder.directory(run) / "result.json").read_text()
+    assert str(context.folder.path) not in text
+    assert len(text) < 20_000
+    assert not (context.training_directory(run) / "checkpoints").exists()
+
+
+def test_a_finished_run_is_not_done_again(make_run, context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run()
+    first = do(run, context)
+    monkeypatch.setattr(trainings, "train", None)
+    assert do(run, context) == first
+
+
+def test_divergence_is_a_result_and_there_is_nothing_to_examine(make_run, context: Context) -> None:
+    run = make_run({"training.lr": 1e30, "training.clip": None})
+    result = do(run, context)
+    assert result["status"] == "diverged"
+    assert result["loss"] is None
+    assert 1 <= result["step"] <= 4
+    assert "not finite" in result["message"]
+    exam = do(Run({"study": 1, "kind": "examination", "of": run.content, "split": "test", "measures": []}), context)
+    assert exam["status"] == "diverged"
+
+
+def test_the_learning_rate_is_that_of_the_better_trial(make_run, context: Context) -> None:
+    trials = {"lr": [1e-6, 1e-2], "updates": 2, "seed": 100}
+    run = make_run({"training.lr": None, "trials": trials, "training.updates": 3})
+    with pytest.raises(StorageError, match="is needed first"):
+        trainings.chosen_rate(run, context)
+    losses = [do(trial, context)["loss"] for trial in run.trials]
+    assert losses[1] < losses[0]
+    assert trainings.chosen_rate(run, context) == 1e-2
+    assert do(run, context)["lr"] == 1e-2
+
+
+def test_a_training_goes_on_from_another_with_its_rate(make_run, context: Context) -> None:
+    start = make_run()
+    before = do(start, context)
+    after = do(make_run({"training.lr": None, "training.updates": 2, "start": dict(start.content)}), context)
+    assert after["lr"] == before["lr"]
+    assert after["valid"][0]["loss"] < 1.2 * before["loss"]
+
+
+def test_what_is_examined(make_run, context: Context) -> None:
+    run = make_run({"training.updates": 2})
+    do(run, context)
+    content = {"study": 1, "kind": "examination", "of": run.content, "split": "test", "lengths": [32, 128]}
+    options = {"measures": ["translations", "losses", "maps"], "map_tokens": 200, "length_borders": [40]}
+    exam = Run({**content, **options, "decoding": {"length_ratio": 0.5, "length_offset": 2}})
+    result = do(exam, context)
+    assert result["documents"] == 3
+    assert 0 <= result["translations"]["bleu"] <= 100
+    assert "13a" in result["translations"]["signature"]
+    assert set(result["translations"]["d_bleu_by_length"]) == {"0-40", "41+"}
+    for found in result["losses"].values():
+        assert 0 < found["loss"] < 10
+    by_position = result["losses"]["128"]["by_position"]
+    assert list(by_position)[0] == "32"
+    reads = result["maps"]["reads"]
+    assert set(reads) == {"encoder.0.attention", "decoder.0.attention", "decoder.0.cross"}
+    assert all(0 < zeros < 1 for zeros in reads["encoder.0.attention"]["zero_fraction"])
+    assert "distance" not in reads["decoder.0.cross"]
+    for name in ("translations", "references"):
+        lines = (context.folder.directory(exam) / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+        assert [len(json.loads(line)["hyp"]) for line in lines] == [
+            len(json.loads(line)["hyp"])
+            for line in (context.folder.directory(exam) / "references.jsonl").read_text().splitlines()
+        ]
+
+
+def test_losses_by_position_are_means_over_tokens() -> None:
+    rows = [[-1.0] * 40, [-3.0] * 20]
+    found = examination._by_position(rows)
+    assert found["by_position"] == {"32": pytest.approx((32 + 60) / 52, rel=1e-4), "64": 1.0}
+    assert found["tokens"] == 60
+    assert found["loss"] == pytest.approx(100 / 60, rel=1e-4)
+
+
+def test_an_unexpected_folder_is_told(context: Context, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="no such run"):
+        context.folder.read_run("000000000000")
