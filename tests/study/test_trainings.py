@@ -91,7 +91,7 @@ def test_what_is_examined(make_run, context: Context) -> None:
     for found in result["losses"].values():
         assert 0 < found["loss"] < 10
     by_position = result["losses"]["128"]["by_position"]
-    assert list(by_position)[0] == "32"
+    assert next(iter(by_position)) == "32"
     reads = result["maps"]["reads"]
     assert set(reads) == {"encoder.0.attention", "decoder.0.attention", "decoder.0.cross"}
     assert all(0 < zeros < 1 for zeros in reads["encoder.0.attention"]["zero_fraction"])

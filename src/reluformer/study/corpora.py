@@ -49,8 +49,8 @@ def _split(folder: Path, split: str, languages: tuple[str, str]) -> dict[str, An
         if all(path.is_file() for path in pair):
             return {"src": pair[0], "tgt": pair[1], "documents": "line"}
     there = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
-    pair = " with ".join(f"{split}.{language}.gz" for language in languages)
-    raise DataError(f"{folder}: expected {split}.jsonl.gz, or {pair}; found: {there}")
+    names = " with ".join(f"{split}.{language}.gz" for language in languages)
+    raise DataError(f"{folder}: expected {split}.jsonl.gz, or {names}; found: {there}")
 
 
 def prepared_name(config: DataConfig) -> str:

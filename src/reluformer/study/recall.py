@@ -183,8 +183,8 @@ def _test(model: RecallModel, task: Task, n: int, total: int, queries: int) -> d
     sums: dict[str, float] = {}
     memories = max(1, total // queries)
     for i in range(memories):
-        *memory, answers = task.draw(1, queries, n, seed=2**40 + i)
-        logits, stats = model(*memory)
+        keys, classes, asked, answers = task.draw(1, queries, n, seed=2**40 + i)
+        logits, stats = model(keys, classes, asked)
         assert stats is not None
         found = {
             "accuracy": (logits.argmax(-1) == answers).float().mean(),
@@ -193,7 +193,7 @@ def _test(model: RecallModel, task: Task, n: int, total: int, queries: int) -> d
             "entropy": stats.entropy.mean(),
             "row_sum": stats.row_sum.mean(),
             "dead": stats.dead.float().mean(),
-            "ceiling": task.ceiling(*memory, answers),
+            "ceiling": task.ceiling(keys, classes, asked, answers),
         }
         sums = {name: sums.get(name, 0.0) + float(value) for name, value in found.items()}
     return {name: rounded(value / memories) for name, value in sums.items()}
