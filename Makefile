@@ -41,8 +41,8 @@ bench: setup
 # The C++ sources under the address and undefined-behaviour sanitizers, against plain loops in double precision.
 sanitize:
 	@mkdir -p build
-	$(CXX) -std=c++17 -g -O1 -ffp-contract=fast -Wall -Wextra -fsanitize=address,undefined -fno-sanitize-recover=all \
-		-I$(NATIVE) tests/kernels/native/driver.cpp $(NATIVE)/*.cpp -o build/sanitize -lpthread
+	$(CXX) -std=c++17 -g -O1 -ffp-contract=fast -Wall -Wextra -Wno-psabi -fsanitize=address,undefined -fno-sanitize-recover=all \
+		-DRELUFORMER_EMULATE -I$(NATIVE) tests/kernels/native/driver.cpp $(NATIVE)/*.cpp -o build/sanitize -lpthread
 	build/sanitize
 
 dist: setup

@@ -39,18 +39,6 @@ class SoftplusMean(rules.Pointwise):
 
 
 @dataclass(frozen=True)
-class Divided(rules.Rowwise):
-    """ReLU divided by its row sum, as the rule `relu_norm` defines it."""
-
-    name: ClassVar[str] = "relu_norm"
-    delta: float = 0.5
-
-    def normalize(self, scores: Tensor, visible: Tensor) -> Tensor:
-        positive = torch.relu(scores).masked_fill(~visible, 0)
-        return positive / (positive.sum(-1, keepdim=True) + self.delta)
-
-
-@dataclass(frozen=True)
 class Case:
     queries: int
     uneven: bool = False
@@ -89,7 +77,7 @@ CASES = {
     "relu2": Case(SLOTS, options={"rule": "relu2", "causal": True, "scale": 0.3}),
     "sigmoid": Case(SLOTS, options={"rule": "sigmoid", "causal": True}, visible=(SLOTS, 8)),
     "own-rule": Case(7, uneven=True, options={"rule": SoftplusMean(), "causal": True}),
-    "divided": Case(9, uneven=True, options={"rule": Divided(), "causal": True}, visible=(SLOTS, 8)),
+    "divided": Case(9, uneven=True, options={"rule": rules.ReluNorm(delta=0.5), "causal": True}, visible=(SLOTS, 8)),
 }
 
 

@@ -229,20 +229,7 @@ class Damped(rules.ReluPlain):
         return 1 / (1 + n.log())
 
 
-@dataclass(frozen=True)
-class Divided(rules.Rowwise):
-    """ReLU divided by its row sum, as the rule `relu_norm` defines it."""
-
-    name: ClassVar[str] = "relu_norm"
-    delta: float = 0.25
-
-    def normalize(self, scores: Tensor, visible: Tensor) -> Tensor:
-        positive = torch.relu(scores).masked_fill(~visible, 0)
-        total = positive.sum(-1, keepdim=True) + self.delta
-        return positive / torch.where(total > 0, total, 1.0)
-
-
-@pytest.mark.parametrize("rule", [Damped(), Divided(), Divided(delta=0.0)], ids=repr)
+@pytest.mark.parametrize("rule", [Damped(), rules.ReluNorm(), rules.ReluNorm(delta=0.25)], ids=repr)
 def test_rules_of_a_known_form(rule: rules.Rule) -> None:
     inputs = memory(9, 12, 8, 8)
     options = {"rule": rule, "causal": True, "key_mask": torch.arange(12) < torch.tensor([[12], [0]])}

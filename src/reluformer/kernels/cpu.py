@@ -8,6 +8,7 @@ The memory of both passes grows with the number of tokens, not with its square.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -140,10 +141,10 @@ def read(
     options = (visibility.hides_future, scale, *known)
     if not stats:
         out, _ = torch.ops.reluformer.cpu_read(*operands, *options)
-        return out.to(v.dtype), None
+        return _back(out, v), None
     out, row_sum, entropy, zero_fraction, _ = torch.ops.reluformer.cpu_read_stats(*operands, *options)
     n_visible = visibility.counts().expand(row_sum.shape)
-    return out.to(v.dtype), RowStats(row_sum, entropy, zero_fraction, n_visible)
+    return _back(out, v), RowStats(row_sum, entropy, zero_fraction, n_visible)
 
 
 def sparse_values(weights: Tensor, values: Tensor) -> Tensor:
@@ -174,6 +175,10 @@ def _float(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float32 else x.float()
 
 
+def _back(out: Tensor, v: Tensor) -> Tensor:
+    return out if out.dtype == v.dtype else out.to(v.dtype)
+
+
 # ------------------------------------------------------------------ the operators
 
 _OPERANDS = "Tensor q, Tensor k, Tensor v, Tensor? key_mask, Tensor? row_bias, Tensor? key_bias"
@@ -200,7 +205,7 @@ def _like_tokens(x: Tensor, length: int, width: int) -> Tensor:
 
 
 def _read_fields(
-    operands: list[Any],
+    operands: Sequence[Any],
     options: tuple[Any, ...],
     out: Tensor,
     sums: Tensor | None,

@@ -175,3 +175,7 @@ EXPORT void reluformer_weigh_values(int64_t path, float* out, const float* weigh
     for (int64_t i = 0; i < rows; ++i)
         table(path).weigh_values(out + i * width, weights + i * slots, slots, values, width, width);
 }
+
+EXPORT int64_t reluformer_problem_size() { return sizeof(Problem); }
+
+EXPORT int64_t reluformer_gradient_size() { return sizeof(Gradient); }

@@ -101,6 +101,10 @@ class Library:
         function.argtypes, function.restype = arguments, result
         return function
 
+    def struct_sizes(self) -> tuple[int, int]:
+        """Bytes of `Problem` and `Gradient` as the compiler laid them out."""
+        return self._c.reluformer_problem_size(), self._c.reluformer_gradient_size()
+
     def _check(self, status: int) -> None:
         if status:
             raise MemoryError("the CPU kernel found no memory for its tiles")

@@ -1,3 +1,4 @@
+// Eight lanes.
 #include "path_begin.h"
 #if defined(__x86_64__)
 #if defined(__clang__)

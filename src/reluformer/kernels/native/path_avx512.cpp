@@ -1,6 +1,8 @@
+// Sixteen lanes. With RELUFORMER_EMULATE the compiler makes them of shorter ones, so that any processor can test them.
 #include "path_begin.h"
 #if defined(__x86_64__)
-#if defined(__clang__)
+#if defined(RELUFORMER_EMULATE)
+#elif defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma"))), apply_to = function)
 #else
 #pragma GCC target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")
@@ -9,7 +11,7 @@
 #define RELUFORMER_PATH path_avx512
 #define RELUFORMER_TABLE AVX512_PATH
 #include "path_body.h"
-#if defined(__clang__)
+#if defined(__clang__) && !defined(RELUFORMER_EMULATE)
 #pragma clang attribute pop
 #endif
 #endif

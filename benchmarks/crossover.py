@@ -1,0 +1,107 @@
+"""Where the CPU kernel overtakes the reference: what the constants in kernels/cpu.py rest on.
+
+    python benchmarks/crossover.py                # a table
+    python benchmarks/crossover.py --json
+
+For each shape the time of the reference over that of the kernel (above 1: the kernel is faster), for the read alone,
+with its backward pass, and with the gradients of the row statistics too; then the dense product over the gathered
+one for the second matrix of a feed-forward memory. `auto` takes the kernel from the shapes on where these pass 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import reluformer as rf
+from measure import circumstances, interleaved, publish
+from reluformer.kernels import cpu
+
+SHAPES = [  # B, H, Tq, Tk
+    *((1, 4, length, length) for length in (16, 64, 128, 256, 512)),
+    *((8, 4, length, length) for length in (16, 64, 128)),
+    *((1, 8, queries, slots) for queries in (1, 4, 8) for slots in (64, 512, 4096)),
+]
+SPARSE = [(rows, zeros) for rows in (1, 4) for zeros in (0.5, 0.75, 0.9, 0.97)]
+
+
+def calls(shape: tuple[int, int, int, int], impl: str) -> dict[str, Callable[[], object]]:
+    torch.manual_seed(0)
+    batch, heads, queries, slots = shape
+    q = torch.randn(batch, heads, queries, 64, requires_grad=True)
+    k, v = (torch.randn(batch, heads, slots, 64, requires_grad=True) for _ in range(2))
+    d_out, d_row = torch.randn(batch, heads, queries, 64), torch.randn(batch, heads, queries)
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            return rf.read(q, k, v, rule="relu", impl=impl)
+
+    def backward() -> object:
+        return torch.autograd.grad(rf.read(q, k, v, rule="relu", impl=impl), (q, k, v), d_out)
+
+    def statistics() -> object:
+        out, stats = rf.read(q, k, v, rule="relu", impl=impl, return_stats=True)
+        return torch.autograd.grad((out, stats.row_sum, stats.entropy), (q, k, v), (d_out, d_row, d_row))
+
+    return {"forward": forward, "backward": backward, "statistics": statistics}
+
+
+def reads(repeats: int) -> list[dict[str, Any]]:
+    rows = []
+    for shape in SHAPES:
+        both = {(impl, name): call for impl in ("cpu", "reference") for name, call in calls(shape, impl).items()}
+        times = interleaved({f"{impl} {name}": call for (impl, name), call in both.items()}, repeats)
+        row: dict[str, Any] = dict(zip(("batch", "heads", "queries", "slots"), shape, strict=True))
+        for name in ("forward", "backward", "statistics"):
+            row[name] = round(times[f"reference {name}"].median / times[f"cpu {name}"].median, 2)
+        rows.append(row)
+    return rows
+
+
+def products(repeats: int, slots: int = 2048, width: int = 512) -> list[dict[str, Any]]:
+    found = []
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(slots, width, bias=False)
+    values = linear.weight.detach().t().contiguous()
+    assert cpu._library is not None
+    library = cpu._library
+    for rows, zeros in SPARSE:
+        weights = torch.rand(rows, slots) * (torch.rand(rows, slots) >= zeros)
+        out = torch.empty(rows, width)
+        contestants: dict[str, Callable[[], object]] = {
+            "dense": lambda weights=weights: torch.nn.functional.linear(weights, linear.weight),
+            "gathered": lambda weights=weights, out=out: library.weigh_values(library.path, out, weights, values),
+        }
+        with torch.no_grad():
+            times = interleaved(contestants, repeats)
+        ratio = times["dense"].median / times["gathered"].median
+        found.append(
+            {"rows": rows, "slots": slots, "width": width, "zeros": zeros, "dense_over_gathered": round(ratio, 2)}
+        )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1, help="one is steadier on a busy machine")
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    parser.add_argument("--out", type=Path, help="write the JSON to this file as well")
+    arguments = parser.parse_args()
+    if reason := cpu.unavailable():
+        raise SystemExit(f"there is nothing to compare: {reason}")
+    torch.set_num_threads(arguments.threads)
+    results = {"reads": reads(arguments.repeats), "products": products(arguments.repeats)}
+    if not arguments.json:
+        for row in (*results["reads"], *results["products"]):
+            print("  ".join(f"{name} {value}" for name, value in row.items()))
+    publish({"benchmark": "crossover", **circumstances(), **results}, arguments.json, arguments.out)
+
+
+if __name__ == "__main__":
+    main()

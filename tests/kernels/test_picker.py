@@ -1,0 +1,82 @@
+"""Which implementation `auto` takes, and what happens without a compiled library."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import reluformer as rf
+from reluformer import kernels
+from reluformer.errors import ArgumentError, UnknownNameError
+from reluformer.kernels import cpu, reference
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The implementations that were called, in order."""
+    calls: list[str] = []
+
+    def watched(name: str, read: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            calls.append(name)
+            return read(*arguments)
+
+        return call
+
+    for module, name in ((cpu, "cpu"), (reference, "reference")):
+        monkeypatch.setattr(module, "read", watched(name, module.read))
+    return calls
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize(
+    ("queries", "slots", "stats", "expected"),
+    [
+        (8 + 1, 9, False, "reference"),
+        (8 + 1, 9, True, "cpu"),
+        (512, 512, False, "cpu"),
+        (1, 64, False, "reference"),
+        (1, 4096, False, "cpu"),
+    ],
+)
+def test_auto_takes_what_pays(taken: list[str], queries: int, slots: int, stats: bool, expected: str) -> None:
+    q, k, v = torch.randn(1, 2, queries, 8), torch.randn(1, 2, slots, 8), torch.randn(1, 2, slots, 8)
+    rf.read(q, k, v, rule="relu", return_stats=stats)
+    assert taken == [expected]
+
+
+@pytest.mark.usefixtures("kernel")
+def test_a_few_queries_that_train_take_the_reference(taken: list[str]) -> None:
+    q, k = torch.randn(1, 2, 1, 8, requires_grad=True), torch.randn(1, 2, 4096, 8)
+    rf.read(q, k, k, rule="relu")
+    assert taken == ["reference"]
+
+
+def test_what_the_kernel_refuses_the_reference_does(taken: list[str]) -> None:
+    q = torch.randn(1, 2, 512, 8)
+    rf.read(q, q, q, rule="relu", mask=torch.ones(512, 512, dtype=torch.bool))
+    assert taken == ["reference"]
+
+
+def test_without_a_library_the_reference_serves(taken: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "_missing", "nobody built it")
+    q = torch.randn(1, 2, 512, 8)
+    assert torch.equal(rf.read(q, q, q), rf.read(q, q, q, impl="reference"))
+    assert taken == ["reference", "reference"]
+    with pytest.raises(ArgumentError, match="nobody built it"):
+        rf.read(q, q, q, impl="cpu")
+    assert kernels.availability()["cpu"] == "not available: nobody built it"
+
+
+def test_every_implementation_tells_whether_it_can_be_used() -> None:
+    states = kernels.availability()
+    assert ("auto", *states) == kernels.IMPLEMENTATIONS
+    assert all(state.startswith(("available", "not available: ")) for state in states.values())
+
+
+def test_an_implementation_that_does_not_exist() -> None:
+    q = torch.randn(1, 1, 2, 4)
+    with pytest.raises(UnknownNameError, match="unknown impl 'cpuu'"):
+        rf.read(q, q, q, impl="cpuu")
