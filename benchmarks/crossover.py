@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,6 @@ SHAPES = [  # B, H, Tq, Tk
     *((8, 4, length, length) for length in (16, 64, 128)),
     *((1, 8, queries, slots) for queries in (1, 4, 8) for slots in (64, 512, 4096)),
 ]
-SPARSE = [(rows, zeros) for rows in (1, 4) for zeros in (0.5, 0.75, 0.9, 0.97)]
 
 
 def calls(shape: tuple[int, int, int, int], impl: str) -> dict[str, Callable[[], object]]:
@@ -63,26 +64,24 @@ def reads(repeats: int) -> list[dict[str, Any]]:
     return rows
 
 
-def products(repeats: int, slots: int = 2048, width: int = 512) -> list[dict[str, Any]]:
+def products(repeats: int) -> list[dict[str, Any]]:
     found = []
-    torch.manual_seed(0)
-    linear = torch.nn.Linear(slots, width, bias=False)
-    values = linear.weight.detach().t().contiguous()
-    assert cpu._library is not None
-    library = cpu._library
-    for rows, zeros in SPARSE:
+    for rows, zeros, (slots, width) in product((1, 4), (0.5, 0.9, 0.97), ((512, 128), (1024, 256), (2048, 512))):
+        torch.manual_seed(0)
         weights = torch.rand(rows, slots) * (torch.rand(rows, slots) >= zeros)
-        out = torch.empty(rows, width)
+        matrix = torch.randn(width, slots)  # as a Linear has it
+        values = matrix.t().contiguous()
         contestants: dict[str, Callable[[], object]] = {
-            "dense": lambda weights=weights: torch.nn.functional.linear(weights, linear.weight),
-            "gathered": lambda weights=weights, out=out: library.weigh_values(library.path, out, weights, values),
+            "dense": partial(torch.nn.functional.linear, weights, matrix),
+            "gathered": lambda weights=weights, values=values, width=width: (
+                cpu.gathering_pays(weights, width),
+                cpu.gather_values(weights, values),
+            ),
         }
         with torch.no_grad():
             times = interleaved(contestants, repeats)
-        ratio = times["dense"].median / times["gathered"].median
-        found.append(
-            {"rows": rows, "slots": slots, "width": width, "zeros": zeros, "dense_over_gathered": round(ratio, 2)}
-        )
+        ratio = round(times["dense"].median / times["gathered"].median, 2)
+        found.append({"rows": rows, "slots": slots, "width": width, "zeros": zeros, "dense_over_gathered": ratio})
     return found
 
 

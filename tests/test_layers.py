@@ -10,6 +10,7 @@ from torch import Tensor
 
 import reluformer as rf
 from reluformer import rules
+from reluformer.kernels import cpu
 from reluformer.layers import Attention, FeedForward, GatedRMSNorm, SlotCache, TokenSlots
 
 RULES = rules.names()
@@ -34,6 +35,24 @@ class TestFeedForward:
         read = rf.read(x[:, None], keys, values, rule=rule, scale=1.0, bias=ffn.keys.bias if bias else None)[:, 0]
         expected = ffn.norm(read + ffn.values.bias if bias else read)
         torch.testing.assert_close(ffn(x)[0], expected)
+
+    def test_at_inference_a_few_rows_read_only_the_slots_that_fired(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        if reason := cpu.unavailable():
+            pytest.skip(reason)
+        ffn = FeedForward(512, 1024, rules.get("relu_plain")).eval()
+        torch.nn.init.constant_(ffn.keys.bias, -1.0)
+        x = normal(2, 1, 512)
+        gathered: list[int] = []
+        gather = cpu.gather_values
+        monkeypatch.setattr(cpu, "gather_values", lambda *given: (gathered.append(1), gather(*given))[1])
+        with torch.no_grad():
+            for _ in range(2):  # the second time with other values: a kept copy must not be read
+                torch.testing.assert_close(ffn(x)[0], ffn.values(ffn.weights(x)))
+                ffn.values.weight.mul_(2)
+        assert len(gathered) == 2
+        ffn(x)  # with gradients
+        ffn.train()(x)
+        assert len(gathered) == 2
 
     def test_biases_as_in_the_paper(self) -> None:
         assert FeedForward(4, 8, rules.get("relu_plain")).keys.bias is not None

@@ -180,7 +180,9 @@ class TestImplementations:
             rf.read(*random_memory(), rule="relu", impl="sdpa")
 
     def test_an_unknown_implementation_lists_the_known(self) -> None:
-        with pytest.raises(UnknownNameError, match=r"did you mean 'reference'\? valid: auto, cpu, reference, sdpa"):
+        with pytest.raises(
+            UnknownNameError, match=r"did you mean 'reference'\? valid: auto, cpu, reference, sdpa, triton"
+        ):
             rf.read(*random_memory(), impl="refrence")
 
 

@@ -18,9 +18,10 @@ from torch.nn import functional as F
 
 from reluformer import memory
 from reluformer.config import ModelConfig
+from reluformer.kernels import cpu
 from reluformer.memory import RowStats
 from reluformer.positions import Rotation, rotate
-from reluformer.rules import OutputNorm, Pointwise, Rule
+from reluformer.rules import OutputNorm, Pointwise, ReluPlain, Rule
 
 SublayerOutput = tuple[Tensor, RowStats | None]
 
@@ -75,6 +76,7 @@ class FeedForward(nn.Module):
         self.values = nn.Linear(slots, width, bias=bias)
         self.norm = _OUTPUT_NORMS[rule.output_norm](width)
         self.value_std = self.default_value_std(rule, slots) if value_std is None else value_std
+        self._rows: tuple[tuple[int, int], Tensor] | None = None
         self.reset_parameters()
 
     @staticmethod
@@ -102,9 +104,31 @@ class FeedForward(nn.Module):
         else:
             activations = self.rule.weights(scores, self._n(x), None)
         if row_scale is None:
-            return self.norm(self.values(activations)), None
+            return self.norm(self._read_values(activations)), None
         read = F.linear(activations, self.values.weight) * row_scale
         return self.norm(read if self.values.bias is None else read + self.values.bias), None
+
+    def _read_values(self, activations: Tensor) -> Tensor:
+        """values(activations); for a few rows at inference, only the values of slots that fired."""
+        matrix, bias = self.values.weight, self.values.bias
+        known = type(self.rule) is ReluPlain and not self.training and not torch.compiler.is_compiling()
+        trains = torch.is_grad_enabled() and matrix.requires_grad
+        if not known or trains or matrix.is_inference() or not cpu.gathering_pays(activations, matrix.size(0)):
+            return F.linear(activations, matrix, bias)
+        read = cpu.gather_values(activations, self._value_rows())
+        return read if bias is None else read + bias
+
+    def _value_rows(self) -> Tensor:
+        """The values, a row each: a transposed copy of the matrix, kept until the matrix changes."""
+        matrix = self.values.weight.detach()
+        state = (matrix.data_ptr(), matrix._version)
+        if self._rows is None or self._rows[0] != state:
+            self._rows = (state, matrix.t().contiguous())
+        return self._rows[1]
+
+    def train(self, mode: bool = True) -> FeedForward:
+        self._rows = None
+        return super().train(mode)
 
     def _n(self, x: Tensor) -> Tensor:
         """Every query sees all slots; a scalar, so that it decides no dtype."""

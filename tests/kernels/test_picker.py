@@ -37,8 +37,8 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (8 + 1, 9, False, "reference"),
         (8 + 1, 9, True, "cpu"),
         (512, 512, False, "cpu"),
-        (1, 64, False, "reference"),
-        (1, 4096, False, "cpu"),
+        (1, 512, False, "reference"),
+        (1, 16384, False, "cpu"),
     ],
 )
 def test_auto_takes_what_pays(taken: list[str], queries: int, slots: int, stats: bool, expected: str) -> None:
@@ -49,7 +49,7 @@ def test_auto_takes_what_pays(taken: list[str], queries: int, slots: int, stats:
 
 @pytest.mark.usefixtures("kernel")
 def test_a_few_queries_that_train_take_the_reference(taken: list[str]) -> None:
-    q, k = torch.randn(1, 2, 1, 8, requires_grad=True), torch.randn(1, 2, 4096, 8)
+    q, k = torch.randn(1, 2, 1, 8, requires_grad=True), torch.randn(1, 2, 16384, 8)
     rf.read(q, k, k, rule="relu")
     assert taken == ["reference"]
 

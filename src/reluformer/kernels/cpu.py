@@ -27,16 +27,17 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 RELU, RELU_SQUARED, SIGMOID = range(3)
 
 # Where the kernel overtakes the reference: `python benchmarks/crossover.py` measures it anew.
-SCORES = 2**17
+SCORES = 2**18
 """Scores (B H Tq Tk) of a read without statistics; half as many where slots are hidden, as the kernel skips them.
 With statistics the kernel is ahead at any size."""
 FEW = 8
 """Up to so many queries the kernel reads slot by slot (problem.h). That path is for inference: the backward pass
 works on tiles, and the reference is faster there."""
-FEW_SCORES = 2**11
-SPARSE_ROWS = 4
-SPARSE_ZEROS = 0.75
-"""`sparse_values` gathers for at most so many rows with at least this share of zeros."""
+FEW_SCORES = 2**14
+GATHERED_ROWS = 4
+GATHERED_ZEROS = 0.75
+GATHERED_VALUES = 2**18
+"""`gather_values` is for at most so many rows with at least this share of zeros and this many numbers in the values."""
 
 
 def _load() -> tuple[Library | None, str | None]:
@@ -147,28 +148,25 @@ def read(
     return _back(out, v), RowStats(row_sum, entropy, zero_fraction, n_visible)
 
 
-def sparse_values(weights: Tensor, values: Tensor) -> Tensor:
-    """weights (..., slots) @ values (slots, width): a feed-forward memory's second product.
+def gathering_pays(weights: Tensor, width: int) -> bool:
+    """Whether `gather_values` is expected to beat a dense product with values (slots, width)."""
+    if unavailable() or weights.device.type != "cpu" or weights.dtype != torch.float32 or weights.requires_grad:
+        return False
+    slots = weights.size(-1)
+    if weights.numel() > GATHERED_ROWS * slots or slots * width < GATHERED_VALUES:
+        return False
+    return int(torch.count_nonzero(weights)) <= (1 - GATHERED_ZEROS) * weights.numel()
 
-    With few rows, mostly zeros, only the values of slots that fired are read; the dense product
-    serves everything else. `values` should be contiguous: a Linear's weight, transposed once.
+
+def gather_values(weights: Tensor, values: Tensor) -> Tensor:
+    """weights (..., slots) @ values (slots, width), contiguous, reading only the values of slots that fired.
+
+    The second product of a feed-forward memory; without gradient.
     """
-    if not _gathers(weights, values):
-        return torch.matmul(weights, values)
-    rows = _rows(weights.reshape(-1, weights.size(-1)))
+    rows = weights.reshape(-1, weights.size(-1)).contiguous()
     out = torch.empty(rows.size(0), values.size(1))
-    loaded().weigh_values(loaded().path, out, rows.contiguous(), values)
+    loaded().weigh_values(loaded().path, out, rows, values)
     return out.view(*weights.shape[:-1], values.size(1))
-
-
-def _gathers(weights: Tensor, values: Tensor) -> bool:
-    if unavailable() or weights.device.type != "cpu" or {weights.dtype, values.dtype} != {torch.float32}:
-        return False
-    if torch.is_grad_enabled() and (weights.requires_grad or values.requires_grad):
-        return False
-    if weights.numel() > SPARSE_ROWS * weights.size(-1) or not values.is_contiguous():
-        return False
-    return int(torch.count_nonzero(weights)) <= (1 - SPARSE_ZEROS) * weights.numel()
 
 
 def _float(x: Tensor) -> Tensor:
