@@ -39,11 +39,14 @@ bench: setup
 	$(BIN)/python benchmarks/telemetry.py
 
 # The C++ sources under the address and undefined-behaviour sanitizers, against plain loops in double precision.
-sanitize:
+sanitize: build/sanitize-reads build/sanitize-decoding
+	build/sanitize-reads
+	build/sanitize-decoding
+
+build/sanitize-%: tests/kernels/native/%.cpp $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h)
 	@mkdir -p build
 	$(CXX) -std=c++17 -g -O1 -ffp-contract=fast -Wall -Wextra -Wno-psabi -fsanitize=address,undefined -fno-sanitize-recover=all \
-		-DRELUFORMER_EMULATE -I$(NATIVE) tests/kernels/native/driver.cpp $(NATIVE)/*.cpp -o build/sanitize -lpthread
-	build/sanitize
+		-DRELUFORMER_EMULATE -I$(NATIVE) $< $(NATIVE)/*.cpp -o $@ -lpthread
 
 dist: setup
 	rm -rf dist
