@@ -15,18 +15,19 @@ struct ForwardBuffers {
         values = scratch.take(KEYS * out_stride);
         key_bias = scratch.take(KEYS);
         weights = scratch.take(QUERIES * STRIDE);
-        sums = scratch.take(rows);
-        logs = scratch.take(rows);
-        nonzeros = scratch.take(rows);
+        sums = scratch.take(rows * LANES);
+        logs = scratch.take(rows * LANES);
+        nonzeros = scratch.take(rows * LANES);
     }
 };
 
-// Adds a tile's share of sum a, sum a log a and the number of weights that are not zero.
+// Adds a tile's share of sum a, sum a log a and the number of weights that are not zero, LANES partial sums a row.
 template <bool Logs>
 inline void add_sums(const ForwardBuffers& buffers, const QueryTile& rows, const KeyTile& tile, const uint32_t* live,
                      int64_t first) {
     for (int32_t i = 0; i < rows.count; ++i) {
-        Vector sum{}, logs{};
+        const int64_t at = (first + i) * LANES;
+        Vector sum = load(buffers.sums + at), logs = load(buffers.logs + at);
         Integers nonzeros{};
         for (int32_t panel = 0; panel < tile.panels(); ++panel) {
             if (!(live[panel] >> (i / ROWS) & 1)) continue;
@@ -40,10 +41,10 @@ inline void add_sums(const ForwardBuffers& buffers, const QueryTile& rows, const
                 }
             }
         }
-        buffers.sums[first + i] += total(sum);
+        store(buffers.sums + at, sum);
         if (Logs) {
-            buffers.logs[first + i] += total(logs);
-            buffers.nonzeros[first + i] += total(__builtin_convertvector(nonzeros, Vector));
+            store(buffers.logs + at, logs);
+            store(buffers.nonzeros + at, load(buffers.nonzeros + at) + __builtin_convertvector(nonzeros, Vector));
         }
     }
 }
@@ -56,7 +57,8 @@ INLINE float row_factor(const Problem& problem, float scale, float sum) {
 inline void finish_rows(const Problem& problem, const Rows& rows, const ForwardBuffers& buffers, int64_t b, int64_t h,
                         int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-        const float sum = buffers.sums[i - begin], logs = buffers.logs[i - begin];
+        const int64_t at = (i - begin) * LANES;
+        const float sum = total(load(buffers.sums + at)), logs = total(load(buffers.logs + at));
         const float factor = row_factor(problem, rows.scale(b, i), sum);
         const float* from = buffers.out + (i - begin) * buffers.out_stride;
         float* to = problem.out.at(b, h, i);
@@ -70,7 +72,7 @@ inline void finish_rows(const Problem& problem, const Rows& rows, const ForwardB
         const int32_t n = rows.visible(b, i);
         problem.row_sum.at(b, h)[i] = sum * factor;
         problem.entropy.at(b, h)[i] = sum > 0 ? std::log(sum) - mean_log : 0.0f;
-        problem.zero_fraction.at(b, h)[i] = n > 0 ? (n - buffers.nonzeros[i - begin]) / n : 0.0f;
+        problem.zero_fraction.at(b, h)[i] = n > 0 ? (n - total(load(buffers.nonzeros + at))) / n : 0.0f;
     }
 }
 
@@ -81,9 +83,9 @@ inline void forward_task(const Problem& problem, const Rows& rows, const Forward
     const bool sums = statistics || problem.sum.data != nullptr || problem.delta >= 0;
     const float* key_bias = problem.key_bias.at(b, h);
     std::memset(buffers.out, 0, sizeof(float) * (end - begin) * buffers.out_stride);
-    std::memset(buffers.sums, 0, sizeof(float) * (end - begin));
-    std::memset(buffers.logs, 0, sizeof(float) * (end - begin));
-    std::memset(buffers.nonzeros, 0, sizeof(float) * (end - begin));
+    std::memset(buffers.sums, 0, sizeof(float) * (end - begin) * LANES);
+    std::memset(buffers.logs, 0, sizeof(float) * (end - begin) * LANES);
+    std::memset(buffers.nonzeros, 0, sizeof(float) * (end - begin) * LANES);
     const float scale = static_cast<float>(problem.scale);
     copy_rows(buffers.q, buffers.q_stride, problem.q, b, h, begin, end, problem.width, [=](int64_t) { return scale; });
     const int32_t all = rows.visible(b, end - 1);

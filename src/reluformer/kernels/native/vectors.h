@@ -61,24 +61,19 @@ INLINE bool any(Integers x) {
 // The larger of 0 and x; a NaN stays one, so that trouble is seen.
 INLINE Vector positive_part(Vector x) { return (x < 0.0f) ? Vector{} : x; }
 
-// log x for x > 0, relative error below 1e-6; log of the smallest normal number for anything below it.
+// log x for normal x > 0, relative error below 1e-6; finite for smaller ones and for 0.
 // x = 2^e (1 + t) with 1 + t in [sqrt 1/2, sqrt 2): log x = e log 2 + t p(t), p fitted to relative error.
 INLINE Vector logarithm(Vector x) {
-    const float smallest = 1.17549435e-38f;
-    x = (x < smallest) ? filled(smallest) : x;
-    Integers bits = reinterpret_cast<Integers>(x);
     const int32_t root_half = 0x3f3504f3;  // the bits of sqrt 1/2
-    Integers exponent = (bits - root_half) >> 23;
-    Vector t = reinterpret_cast<Vector>(bits - (exponent << 23)) - 1.0f;
-    Vector e = __builtin_convertvector(exponent, Vector);
-    Vector p = filled(-0.10106895f);
-    p = p * t + 0.16222586f;
-    p = p * t - 0.17250831f;
-    p = p * t + 0.19900165f;
-    p = p * t - 0.24969909f;
-    p = p * t + 0.33335060f;
-    p = p * t - 0.50000364f;
-    p = p * t + 0.99999994f;
+    const Integers bits = reinterpret_cast<Integers>(x);
+    const Integers exponent = (bits - root_half) >> 23;
+    const Vector t = reinterpret_cast<Vector>(bits - (exponent << 23)) - 1.0f;
+    const Vector e = __builtin_convertvector(exponent, Vector);
+    // In pairs, so that the multiplications need not wait for each other.
+    const Vector t2 = t * t, t4 = t2 * t2;
+    const Vector p01 = t * -0.50000364f + 0.99999994f, p23 = t * -0.24969909f + 0.33335060f;
+    const Vector p45 = t * -0.17250831f + 0.19900165f, p67 = t * -0.10106895f + 0.16222586f;
+    const Vector p = (p67 * t2 + p45) * t4 + (p23 * t2 + p01);
     return e * 0.69314718f + t * p;
 }
 
