@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from reluformer.config import ModelConfig as ModelConfig
     from reluformer.decoding.translator import load as load
     from reluformer.errors import ReluformerError as ReluformerError
+    from reluformer.kernels import RowKeyBias as RowKeyBias
     from reluformer.memory import read as read
     from reluformer.model import ReLUFormer as ReLUFormer
 
@@ -27,11 +28,24 @@ _HOME = {
     "ModelConfig": "reluformer.config",
     "ReLUFormer": "reluformer.model",
     "ReluformerError": "reluformer.errors",
+    "RowKeyBias": "reluformer.kernels",
     "load": "reluformer.decoding.translator",
     "read": "reluformer.memory",
 }
 _MODULES = (
-    *("config", "conformance", "data", "decoding", "errors", "kernels", "layers", "memory", "model", "regularizers"),
+    *(
+        "config",
+        "conformance",
+        "context_parallel",
+        "data",
+        "decoding",
+        "errors",
+        "kernels",
+        "layers",
+        "memory",
+        "model",
+        "regularizers",
+    ),
     *("rules", "scoring", "study", "telemetry", "training"),
 )
 __all__ = ["__version__", "rules", *_HOME]

@@ -6,8 +6,8 @@ constexpr int TOGETHER = 4;  // beams that read together
 
 // scores[b][t] = q[b] . keys[slot t], begin <= t < end, for B beams; a slot is a row of `stride` numbers.
 template <int B>
-INLINE void scores_of(float* scores, int64_t score_stride, const float* q, int64_t q_stride, const float* keys,
-                      int64_t stride, const int32_t* slots, int64_t begin, int64_t end, int64_t width) {
+INLINE void scores_one_by_one(float* scores, int64_t score_stride, const float* q, int64_t q_stride, const float* keys,
+                              int64_t stride, const int32_t* slots, int64_t begin, int64_t end, int64_t width) {
     for (int64_t t = begin; t < end; ++t) {
         const float* key = keys + (slots == nullptr ? t : slots[t]) * stride;
         Vector sums[B];
@@ -26,7 +26,88 @@ INLINE void scores_of(float* scores, int64_t score_stride, const float* q, int64
     }
 }
 
+#if defined(HALVES) && LANES == 8
+// The totals of eight vectors in one: three rounds of adding neighbours, instead of eight sums of eight.
+INLINE Vector totals(const Vector* x) {
+    Vector two[4], four[2];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i)
+        two[i] = __builtin_shufflevector(x[2 * i], x[2 * i + 1], 0, 8, 2, 10, 4, 12, 6, 14) +
+                 __builtin_shufflevector(x[2 * i], x[2 * i + 1], 1, 9, 3, 11, 5, 13, 7, 15);
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i)
+        four[i] = __builtin_shufflevector(two[2 * i], two[2 * i + 1], 0, 1, 8, 9, 4, 5, 12, 13) +
+                  __builtin_shufflevector(two[2 * i], two[2 * i + 1], 2, 3, 10, 11, 6, 7, 14, 15);
+    return __builtin_shufflevector(four[0], four[1], 0, 1, 2, 3, 8, 9, 10, 11) +
+           __builtin_shufflevector(four[0], four[1], 4, 5, 6, 7, 12, 13, 14, 15);
+}
+
+// The same eight slots at a time: eight sums for one beam are brought together at once.
+template <int B>
+INLINE void scores_of(float* scores, int64_t score_stride, const float* q, int64_t q_stride, const float* keys,
+                      int64_t stride, const int32_t* slots, int64_t begin, int64_t end, int64_t width) {
+    int64_t t = begin;
+    for (; width % LANES == 0 && t + LANES <= end; t += LANES) {
+        const float* rows[LANES];
+        for (int i = 0; i < LANES; ++i) rows[i] = keys + (slots == nullptr ? t + i : slots[t + i]) * stride;
+        for (int b = 0; b < B; ++b) {
+            Vector sums[LANES];
+#pragma GCC unroll 8
+            for (int i = 0; i < LANES; ++i) sums[i] = Vector{};
+            for (int64_t c = 0; c < width; c += LANES) {
+                const Vector part = load(q + b * q_stride + c);
+#pragma GCC unroll 8
+                for (int i = 0; i < LANES; ++i) sums[i] += load(rows[i] + c) * part;
+            }
+            store(scores + b * score_stride + t, totals(sums));
+        }
+    }
+    scores_one_by_one<B>(scores, score_stride, q, q_stride, keys, stride, slots, t, end, width);
+}
+#else
+template <int B>
+INLINE void scores_of(float* scores, int64_t score_stride, const float* q, int64_t q_stride, const float* keys,
+                      int64_t stride, const int32_t* slots, int64_t begin, int64_t end, int64_t width) {
+    scores_one_by_one<B>(scores, score_stride, q, q_stride, keys, stride, slots, begin, end, width);
+}
+#endif
+
 constexpr int64_t NEAR = 64;  // slots whose values stay in the nearest cache while one beam after the other reads them
+
+#if defined(__AVX2__) && LANES == 8
+// For each pattern of eight bits, the places of those that are set, one after the other.
+struct PlacesOfBits {
+    uint8_t at[256][8];
+    constexpr PlacesOfBits() : at() {
+        for (int bits = 0; bits < 256; ++bits)
+            for (int bit = 0, found = 0; bit < 8; ++bit)
+                if (bits >> bit & 1) at[bits][found++] = static_cast<uint8_t>(bit);
+    }
+};
+constexpr PlacesOfBits PLACES_OF_BITS;
+#endif
+
+// Writes the numbers first <= t < last with x[t] != 0 to `which`, which has room for LANES more; how many they are.
+INLINE int64_t nonzero_places(const float* x, int64_t first, int64_t last, int32_t* which) {
+    int64_t count = 0, t = first;
+#if defined(__AVX2__) && LANES == 8
+    using Bytes = uint8_t __attribute__((vector_size(8), aligned(1), may_alias));
+    using LooseIntegers = int32_t __attribute__((vector_size(32), aligned(4), may_alias));
+    for (; t + LANES <= last; t += LANES) {
+        const Integers nonzero = load(x + t) != 0.0f;
+        const unsigned bits = static_cast<unsigned>(__builtin_ia32_movmskps256(reinterpret_cast<Vector>(nonzero)));
+        const Bytes places = *reinterpret_cast<const Bytes*>(PLACES_OF_BITS.at[bits]);
+        *reinterpret_cast<LooseIntegers*>(which + count) =
+            __builtin_convertvector(places, Integers) + static_cast<int32_t>(t);
+        count += __builtin_popcount(bits);
+    }
+#endif
+    for (; t < last; ++t) {
+        which[count] = static_cast<int32_t>(t);
+        count += x[t] != 0.0f;
+    }
+    return count;
+}
 
 // out[c] += sum of weights[t] * values[slot t][c] over the `count` numbers t in `which`, for C vectors of columns.
 template <int C>
@@ -49,18 +130,18 @@ template <int B>
 INLINE void add_values(float* out, int64_t out_stride, const float* weights, int64_t weight_stride,
                        const float* values, int64_t stride, const int32_t* slots, int64_t begin, int64_t end,
                        int64_t width) {
-    int32_t which[NEAR];
+    int32_t which[NEAR + LANES];
     for (int64_t first = begin; first < end; first += NEAR) {
         const int64_t last = first + NEAR < end ? first + NEAR : end;
         for (int b = 0; b < B; ++b) {
             const float* own = weights + b * weight_stride;
-            int64_t count = 0, c = 0;
-            for (int64_t t = first; t < last; ++t) {
-                which[count] = static_cast<int32_t>(t);
-                count += own[t] != 0.0f;
-            }
+            const int64_t count = nonzero_places(own, first, last, which);
+            int64_t c = 0;
             float* to = out + b * out_stride;
-            for (; c + 8 * LANES <= width; c += 8 * LANES) add_columns<8>(to + c, own, values + c, stride, slots, which, count);
+            for (; c + 8 * LANES <= width; c += 8 * LANES)
+                add_columns<8>(to + c, own, values + c, stride, slots, which, count);
+            for (; c + 4 * LANES <= width; c += 4 * LANES)
+                add_columns<4>(to + c, own, values + c, stride, slots, which, count);
             for (; c + LANES <= width; c += LANES) add_columns<1>(to + c, own, values + c, stride, slots, which, count);
             for (; c < width; ++c)
                 for (int64_t i = 0; i < count; ++i) {
