@@ -303,7 +303,7 @@ def parsed() -> argparse.Namespace:
 def main() -> None:
     arguments = parsed()
     torch.manual_seed(0)
-    settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(arguments).items()}
+    settings = {name: value.name if isinstance(value, Path) else value for name, value in vars(arguments).items()}
     results: dict[str, Any] = {"benchmark": "attention", "settings": settings, **circumstances()}
     if arguments.compare_rules:
         results["rules"] = compare_rules(arguments)
