@@ -43,7 +43,7 @@ sanitize: build/sanitize-reads build/sanitize-decoding
 	build/sanitize-reads
 	build/sanitize-decoding
 
-build/sanitize-%: tests/kernels/native/%.cpp $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h)
+build/sanitize-%: tests/kernels/native/%.cpp tests/kernels/native/shared.h $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h)
 	@mkdir -p build
 	$(CXX) -std=c++17 -g -O1 -ffp-contract=fast -Wall -Wextra -Wno-psabi -fsanitize=address,undefined -fno-sanitize-recover=all \
 		-DRELUFORMER_EMULATE -I$(NATIVE) $< $(NATIVE)/*.cpp -o $@ -lpthread

@@ -62,24 +62,15 @@ def test_verdicts_follow_from_the_numbers(plan: Plan, folder: StudyFolder) -> No
     assert any("softmax worse than relu: holds" in reason for reason in written.verdicts[0].reasons)
 
 
-def page_stands_alone_and_shows_paper_and_ours(folder: StudyFolder) -> None:
+def test_the_page_and_its_figures(plan: Plan, folder: StudyFolder) -> None:
+    report.write(plan, folder)
     page = (folder.path / "report.html").read_text(encoding="utf-8")
     assert page.count("<svg") == 3
-    assert not re.search(r"""(src|href)=["']?https?:""", page.replace('xmlns:xlink="http', ""))
-    assert "ReLU 34.22, Softmax 33.08" in page
-    assert "softmax loss 2.5" in page
+    assert not re.search(r"""(src|href)=["']?https?:""", page.replace('xmlns:xlink="http', "")), "it stands alone"
+    assert "ReLU 34.22, Softmax 33.08" in page and "softmax loss 2.5" in page, "the paper's figures and ours"
     text = (folder.path / "report.md").read_text(encoding="utf-8")
     assert "![Learning](figures/ffn-curves.png)" in text
     assert "| C1 | `ffn` |" in text
-
-
-def test_the_page_and_its_figures(plan: Plan, folder: StudyFolder) -> None:
-    report.write(plan, folder)
-    page_stands_alone_and_shows_paper_and_ours(folder)
-    every_figure_has_its_data(folder)
-
-
-def every_figure_has_its_data(folder: StudyFolder) -> None:
     names = {path.stem for path in folder.figures.iterdir()}
     assert names == {"ffn-loss", "ffn-curves", "ffn-variance"}
     for name in names:

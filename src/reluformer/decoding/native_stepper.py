@@ -178,7 +178,8 @@ class NativeStepper(Stepper[NativeBeams]):
 
     @torch.inference_mode()
     def step(self, tokens: Tensor, parents: Tensor, beams: NativeBeams) -> Tensor:
-        rows, old_rows = tokens.size(0), beams.rows
+        rows = tokens.size(0)
+        tokens, parents = tokens.contiguous(), parents.contiguous()
         beams.make_room(rows // beams.batch)
         old, new = beams.swap(rows)
         if beams.log_probabilities.size(0) < rows:
@@ -187,7 +188,6 @@ class NativeStepper(Stepper[NativeBeams]):
         position = native.Position(
             batch=beams.batch,
             beams=rows // beams.batch,
-            old_beams=old_rows // beams.batch,
             threads=torch.get_num_threads(),
             length=beams.length,
             used=beams.used,

@@ -6,11 +6,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
-#include <thread>
 #include <vector>
 
 #include "decoder.h"
 #include "problem.h"
+#include "shared.h"
 
 extern "C" {
 int64_t reluformer_best_path();
@@ -22,20 +22,6 @@ void reluformer_best(int64_t, const float*, int64_t, int64_t, int64_t, float*, i
 }
 
 namespace {
-
-void launch(void (*body)(void*), void* data, unsigned threads, unsigned) {
-    std::vector<std::thread> running;
-    for (unsigned i = 1; i < threads; ++i) running.emplace_back(body, data);
-    body(data);
-    for (std::thread& thread : running) thread.join();
-}
-
-uint32_t state = 1;
-
-float draw() {  // uniform in [-1, 1)
-    state = state * 1664525u + 1013904223u;
-    return static_cast<float>(state >> 8) / 8388608.0f - 1.0f;
-}
 
 using Row = std::vector<double>;
 
@@ -183,7 +169,7 @@ void check(const Shape& s, int64_t path) {
         old = ancestors;
         ancestors.assign(rows * widths.size(), -1);
         std::vector<float> found(rows * s.vocabulary, NAN);
-        Position position{batch, beams, old_beams, 2, static_cast<int64_t>(step), used, capacity, sources,
+        Position position{batch, beams, 2, static_cast<int64_t>(step), used, capacity, sources,
                           tokens.data(), parents.data(), old.data(), ancestors.data(),
                           static_cast<int64_t>(widths.size()), lengths.data(),
                           s.rotary ? nullptr : sinusoid.data(), s.rotary ? cosine.data() : nullptr,

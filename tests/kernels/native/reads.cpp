@@ -7,10 +7,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <thread>
 #include <vector>
 
 #include "problem.h"
+#include "shared.h"
 
 extern "C" {
 int64_t reluformer_abi();
@@ -22,20 +22,6 @@ void reluformer_weigh_values(int64_t, float*, const float*, int64_t, int64_t, co
 }
 
 namespace {
-
-void launch(void (*body)(void*), void* data, unsigned threads, unsigned) {
-    std::vector<std::thread> running;
-    for (unsigned i = 1; i < threads; ++i) running.emplace_back(body, data);
-    body(data);
-    for (std::thread& thread : running) thread.join();
-}
-
-uint32_t state = 1;
-
-float draw() {  // uniform in [-1, 1)
-    state = state * 1664525u + 1013904223u;
-    return static_cast<float>(state >> 8) / 8388608.0f - 1.0f;
-}
 
 // Exactly as large as it must be, so that a step outside is seen.
 using Floats = std::unique_ptr<float[]>;

@@ -44,12 +44,12 @@ struct LayerSlots {
 
 // One position of `batch` sources with `beams` beams each. Row numbers count beams, source after source.
 struct Position {
-    int64_t batch, beams, old_beams, threads;
+    int64_t batch, beams, threads;
     int64_t length;                      // positions before this one
     int64_t used, capacity;              // own slots of a source that are taken, and that there is room for
     int64_t source_capacity;
     const int64_t *tokens, *parents;     // (batch * beams): what is appended, to which row of the position before
-    const int32_t* old_ancestors;        // (batch * old_beams, ancestor_stride): the own slot of each position
+    const int32_t* old_ancestors;        // of the rows of the position before, (rows, ancestor_stride): the own slot of each position
     int32_t* ancestors;                  // (batch * beams, ancestor_stride): the same with this position's
     int64_t ancestor_stride;
     const int64_t* source_lengths;       // (batch)

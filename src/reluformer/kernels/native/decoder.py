@@ -81,7 +81,6 @@ class Position(Structure):
     _fields_ = (
         ("batch", c_int64),
         ("beams", c_int64),
-        ("old_beams", c_int64),
         ("threads", c_int64),
         ("length", c_int64),
         ("used", c_int64),

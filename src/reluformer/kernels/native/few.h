@@ -3,7 +3,6 @@
 #pragma once
 
 constexpr int SLOTS_AT_ONCE = 256;
-constexpr int COLUMNS_AT_ONCE = 8 * LANES;
 
 struct FewBuffers {
     float *q, *scores, *out;
@@ -11,7 +10,7 @@ struct FewBuffers {
 
     FewBuffers(Scratch& scratch, const Problem& problem) {
         q_stride = round_up(problem.width, LANES);
-        out_stride = round_up(problem.value_width, COLUMNS_AT_ONCE);
+        out_stride = round_up(problem.value_width, LANES);
         q = scratch.take(problem.queries * q_stride);
         scores = scratch.take(problem.queries * SLOTS_AT_ONCE);
         out = scratch.take(problem.queries * out_stride);
@@ -31,47 +30,14 @@ INLINE float dot(const float* a, const float* b, int64_t width) {
     return total(even + odd) + rest;
 }
 
-// out += sum over the chosen slots of weight * value, COLUMNS_AT_ONCE columns in registers.
-// values: rows of `stride`; slots: the row of each chosen one, or null where it is the chosen number itself.
-inline void add_chosen(float* out, const float* values, int64_t stride, int64_t width, const int32_t* slots,
-                       const float* weights, const int32_t* chosen, int32_t count) {
-    for (int64_t column = 0; column < width; column += COLUMNS_AT_ONCE) {
-        const int64_t here = width - column;
-        if (here >= COLUMNS_AT_ONCE) {
-            Vector sums[8];
-#pragma GCC unroll 8
-            for (int c = 0; c < 8; ++c) sums[c] = load(out + column + c * LANES);
-            for (int32_t i = 0; i < count; ++i) {
-                const int64_t slot = slots == nullptr ? chosen[i] : slots[chosen[i]];
-                const float* value = values + slot * stride + column;
-                const float weight = weights[chosen[i]];
-#pragma GCC unroll 8
-                for (int c = 0; c < 8; ++c) sums[c] += weight * load(value + c * LANES);
-            }
-#pragma GCC unroll 8
-            for (int c = 0; c < 8; ++c) store(out + column + c * LANES, sums[c]);
-        } else {
-            for (int32_t i = 0; i < count; ++i) {
-                const int64_t slot = slots == nullptr ? chosen[i] : slots[chosen[i]];
-                const float* value = values + slot * stride + column;
-                const float weight = weights[chosen[i]];
-                for (int64_t c = 0; c < here; ++c) out[column + c] += weight * value[c];
-            }
-        }
-    }
-}
-
 // out = sum over slots of weight * value: a feed-forward memory's second product, for the slots that fired.
 inline void weigh_values(float* out, const float* weights, int64_t slots, const float* values, int64_t stride,
                          int64_t width) {
     std::memset(out, 0, sizeof(float) * width);
     for (int64_t first = 0; first < slots; first += SLOTS_AT_ONCE) {
         const int32_t count = static_cast<int32_t>(slots - first < SLOTS_AT_ONCE ? slots - first : SLOTS_AT_ONCE);
-        int32_t chosen[SLOTS_AT_ONCE], found = 0;
-        for (int32_t j = 0; j < count; ++j) {
-            chosen[found] = j;
-            found += !(weights[first + j] == 0.0f);
-        }
+        int32_t chosen[SLOTS_AT_ONCE + LANES];
+        const int64_t found = nonzero_places(weights + first, 0, count, chosen);
         add_chosen(out, values + first * stride, stride, width, nullptr, weights + first, chosen, found);
     }
 }
@@ -103,12 +69,9 @@ inline void few_task(const Problem& problem, const Rows& rows, const FewBuffers&
             if (rows.biased())
                 for (int32_t j = 0; j < last; ++j) scores[j] += row_bias + (key_bias ? key_bias[slots[j]] : 0.0f);
             for (int32_t j = 0; j < last; j += LANES) store(scores + j, Act::activate(load(scores + j)));
-            int32_t chosen[SLOTS_AT_ONCE], found = 0;
-            for (int32_t j = 0; j < last; ++j) {
-                sums[i] += scores[j];
-                chosen[found] = j;
-                found += !(scores[j] == 0.0f);
-            }
+            for (int32_t j = 0; j < last; ++j) sums[i] += scores[j];
+            int32_t chosen[SLOTS_AT_ONCE + LANES];
+            const int64_t found = nonzero_places(scores, 0, last, chosen);
             add_chosen(buffers.out + i * buffers.out_stride, problem.v.at(b, h, 0), problem.v.row,
                        problem.value_width, slots, scores, chosen, found);
         }

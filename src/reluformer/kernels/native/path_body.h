@@ -5,6 +5,7 @@ namespace RELUFORMER_PATH {
 #include "activations.h"
 #include "tiles.h"
 #include "forward.h"
+#include "values.h"
 #include "few.h"
 #include "backward.h"
 #include "linear.h"
