@@ -15,15 +15,16 @@ from torch import Tensor
 import reluformer as rf
 from reluformer import rules
 from reluformer.errors import ArgumentError, UnknownNameError
+from reluformer.rules import registry
 
 
 @pytest.fixture(autouse=True)
 def clean_registry() -> Iterator[None]:
-    before = dict(rules._registry)
+    before = dict(registry._registry)
     yield
-    rules._registry.clear()
-    rules._registry.update(before)
-    rules._defaults.clear()
+    registry._registry.clear()
+    registry._registry.update(before)
+    registry._defaults.clear()
 
 
 def test_every_rule_of_the_design_is_registered() -> None:
@@ -160,7 +161,7 @@ class TestARuleOfOnesOwn:
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-rules\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text("[reluformer.rules]\nswish_mean = their_rules:swish\n")
         monkeypatch.syspath_prepend(str(tmp_path))
-        monkeypatch.setitem(rules._state, "entry_points_loaded", False)
+        monkeypatch.setitem(registry._state, "entry_points_loaded", False)
         assert metadata.entry_points(group="reluformer.rules").names == {"swish_mean"}
         assert "swish_mean" in rules.names()
         self.use_everywhere("swish_mean")

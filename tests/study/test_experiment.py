@@ -11,6 +11,7 @@ from reluformer.config.recipe import ModelRecipe
 from reluformer.config.training import TrainingConfig
 from reluformer.errors import ConfigError, UnknownNameError
 from reluformer.model import ReLUFormer
+from reluformer.rules import registry
 from reluformer.study import controls, experiment, measures
 from reluformer.study.examination import MEASURES as EXAMINED
 from reluformer.study.experiment import SCALES, Experiment
@@ -24,9 +25,8 @@ NAMES = [path.stem for path in (Path(experiment.__file__).parent / "experiments"
 @pytest.fixture
 def controls_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """The controls are registered inside a test only: other tests go through all rules."""
-    from reluformer import rules
 
-    monkeypatch.setattr(rules, "_registry", dict(rules._registry))
+    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
     controls.register()
 
 

@@ -1,0 +1,68 @@
+"""Rules: how the scores of one query become weights over the slots it may see.
+
+A rule is frozen data. A *pointwise* rule looks at one score at a time (and at n, the
+number of visible slots); a *row-wise* rule looks at the whole row.
+
+    rule          weight of slot j                        output norm
+    softmax       exp(s_j) / sum_l exp(s_l)
+    softmax_ln    as softmax                              LayerNorm
+    relu          ReLU(s_j) / (gamma * sqrt(n / 2))
+    relu_plain    ReLU(s_j)
+    relu_seqlen   ReLU(s_j) / n^alpha
+    relu2         ReLU(s_j)^2 / (gamma * sqrt(3 n / 2))
+    rela          as relu_plain                           gated RMS norm
+    sigmoid       sigmoid(s_j - log n)
+    relu_norm     ReLU(s_j) / (delta + sum_l ReLU(s_l))
+    sparsemax     Euclidean projection of s onto the simplex
+    entmax15      1.5-entmax of s
+
+The output norm is only a name here: the layer owns its parameters and applies it over
+the concatenated heads. A rule of your own is one function:
+
+    @rules.register("gelu_mean")
+    def gelu_mean(scores, n):
+        return torch.nn.functional.gelu(scores) / n
+"""
+
+from __future__ import annotations
+
+from reluformer.rules.base import OutputNorm, Pointwise, RowNormalized, Rowwise, Rule
+from reluformer.rules.builtin import (
+    Entmax15,
+    Rela,
+    Relu,
+    Relu2,
+    ReluNorm,
+    ReluPlain,
+    ReluSeqlen,
+    Sigmoid,
+    Softmax,
+    SoftmaxLN,
+    Sparsemax,
+)
+from reluformer.rules.registry import ENTRY_POINT_GROUP, get, load_plugin, names, register, spec
+
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "Entmax15",
+    "OutputNorm",
+    "Pointwise",
+    "Rela",
+    "Relu",
+    "Relu2",
+    "ReluNorm",
+    "ReluPlain",
+    "ReluSeqlen",
+    "RowNormalized",
+    "Rowwise",
+    "Rule",
+    "Sigmoid",
+    "Softmax",
+    "SoftmaxLN",
+    "Sparsemax",
+    "get",
+    "load_plugin",
+    "names",
+    "register",
+    "spec",
+]

@@ -1,0 +1,111 @@
+"""What a rule is: pointwise, row-wise, or pointwise divided by its own row sum."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from reluformer.errors import ArgumentError
+
+OutputNorm = Literal["layer_norm", "gated_rms_norm", "learned_scale"]
+
+
+@dataclass(frozen=True)
+class Rule(ABC):
+    """From scores to weights. Subclass `Pointwise` or `Rowwise`, not this."""
+
+    name: ClassVar[str] = ""
+    output_norm: ClassVar[OutputNorm | None] = None
+
+    @abstractmethod
+    def weights(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
+        """Weights of the same shape as `scores`, exactly 0 where not `visible`.
+
+        scores: (..., Tq, Tk); n: visible slots of each row, at least 1, broadcasts to
+        (..., Tq, 1); visible: boolean, broadcasts to scores, None = all.
+        """
+
+
+@dataclass(frozen=True)
+class Pointwise(Rule):
+    """weight_j = activate(s_j, n) * row_scale(n), so partial reads simply add up."""
+
+    homogeneity: ClassVar[int | None] = None
+    """k where activate(c s) = c^k activate(s) for c > 0; a layer can then fold gamma into q."""
+
+    @abstractmethod
+    def activate(self, scores: Tensor, n: Tensor) -> Tensor:
+        """The activation of each score on its own."""
+
+    def row_scale(self, n: Tensor) -> Tensor | None:
+        """A factor common to the row, applied to the read instead of every weight."""
+        return None
+
+    def weights(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
+        weights = self.activations(scores, n, visible)
+        scale = self.row_scale(n)
+        return weights if scale is None else weights * scale
+
+    def activations(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
+        """The weights short of `row_scale`."""
+        activations = self.activate(scores, n)
+        return activations if visible is None else activations.masked_fill(~visible, 0)
+
+    def moments(self, n: int) -> tuple[float, float]:
+        """E[w] and E[w^2] of one weight for a score ~ N(0, 1), by quadrature."""
+        score = torch.linspace(-12, 12, 48001, dtype=torch.float64, device="cpu").unsqueeze(0)
+        density = torch.exp(-(score**2) / 2) / math.sqrt(2 * math.pi) * (24 / 48000)
+        weight = self.weights(score, torch.tensor([[float(n)]], dtype=torch.float64, device="cpu"), None)
+        return float((weight * density).sum()), float((weight**2 * density).sum())
+
+    def read_variance(self, n: int, correlation: float = 0.0) -> float:
+        """Variance of sum_j w_j v_j for scores ~ N(0, 1) and values of variance one.
+
+        n E[w^2] + n (n - 1) E[w]^2 rho, with rho the correlation between two values.
+        """
+        mean, square = self.moments(n)
+        return n * square + n * (n - 1) * mean**2 * correlation
+
+
+@dataclass(frozen=True)
+class Rowwise(Rule):
+    """The weights of a row depend on each other; hidden slots must not take part."""
+
+    @abstractmethod
+    def normalize(self, scores: Tensor, visible: Tensor) -> Tensor:
+        """Weights over the visible slots; what it returns for hidden slots is dropped."""
+
+    def weights(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
+        if scores.size(-1) == 0:
+            return scores
+        if visible is None:
+            everything = torch.ones((), dtype=torch.bool, device=scores.device)
+            return self.normalize(scores, everything)
+        return self.normalize(scores, visible).masked_fill(~visible, 0)
+
+
+@dataclass(frozen=True)
+class RowNormalized(Rule):
+    """w_j / (delta + sum_l w_l), w the weights of the pointwise rule `inner`: one more plain sum a row."""
+
+    inner: ClassVar[Pointwise]
+    delta: float = 1.0
+    """What keeps a row without a positive score at zero, and one with low scores from reading in full."""
+
+    def __post_init__(self) -> None:
+        positive(self, delta=self.delta)
+
+    def weights(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
+        weights = self.inner.weights(scores, n, visible)
+        return weights / (self.delta + weights.sum(-1, keepdim=True))
+
+
+def positive(rule: Rule, **options: float) -> None:
+    for option, value in options.items():
+        if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
+            raise ArgumentError(f"rule '{rule.name}': {option} must be a positive number, got {value!r}")

@@ -1,0 +1,158 @@
+"""The rules of the literature, and ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import torch
+from torch import Tensor
+
+from reluformer.rules.base import OutputNorm, Pointwise, RowNormalized, Rowwise, positive
+from reluformer.rules.registry import register
+
+# ------------------------------------------------------------------ pointwise rules
+
+
+@register("relu_plain")
+@dataclass(frozen=True)
+class ReluPlain(Pointwise):
+    """ReLU(s): the plain feed-forward layer. In attention its variance grows with n."""
+
+    homogeneity: ClassVar[int | None] = 1
+
+    def activate(self, scores: Tensor, n: Tensor) -> Tensor:
+        return torch.relu(scores)
+
+
+@register("relu")
+@dataclass(frozen=True)
+class Relu(ReluPlain):
+    """ReLU(s) / (gamma sqrt(n/2)): the paper's rule, a read of variance one at any n."""
+
+    gamma: float = 1.0
+    learn_gamma: bool = False
+    """The layer learns a factor on gamma for each head, started at 1."""
+
+    def __post_init__(self) -> None:
+        positive(self, gamma=self.gamma)
+
+    def row_scale(self, n: Tensor) -> Tensor:
+        return torch.rsqrt(n / 2) / self.gamma
+
+
+@register("relu_seqlen")
+@dataclass(frozen=True)
+class ReluSeqlen(ReluPlain):
+    """ReLU(s) / n^alpha (Wortsman et al., 2023)."""
+
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive(self, alpha=self.alpha)
+
+    def row_scale(self, n: Tensor) -> Tensor:
+        return n**-self.alpha
+
+
+@register("relu2")
+@dataclass(frozen=True)
+class Relu2(Pointwise):
+    """ReLU(s)^2 / (gamma sqrt(3n/2)): variance one like `relu`, as E[ReLU(s)^4] = 3/2."""
+
+    homogeneity: ClassVar[int | None] = 2
+    gamma: float = 1.0
+    learn_gamma: bool = False
+    """The layer learns a factor on gamma for each head, started at 1."""
+
+    def __post_init__(self) -> None:
+        positive(self, gamma=self.gamma)
+
+    def activate(self, scores: Tensor, n: Tensor) -> Tensor:
+        return torch.relu(scores).square()
+
+    def row_scale(self, n: Tensor) -> Tensor:
+        return torch.rsqrt(1.5 * n) / self.gamma
+
+
+@register("rela")
+@dataclass(frozen=True)
+class Rela(ReluPlain):
+    """Rectified linear attention (Zhang, Titov, Sennrich, 2021): the norm does the scaling."""
+
+    output_norm: ClassVar[OutputNorm | None] = "gated_rms_norm"
+
+
+@register("sigmoid")
+@dataclass(frozen=True)
+class Sigmoid(Pointwise):
+    """sigmoid(s - log n) (Ramapuram et al., 2024): about 1/n a slot at the start."""
+
+    def activate(self, scores: Tensor, n: Tensor) -> Tensor:
+        return torch.sigmoid(scores - torch.log(n))
+
+
+# ------------------------------------------------------------------ row-wise rules
+
+
+@register("softmax")
+@dataclass(frozen=True)
+class Softmax(Rowwise):
+    """exp(s) over its sum."""
+
+    def normalize(self, scores: Tensor, visible: Tensor) -> Tensor:
+        if visible.ndim:  # the lowest finite number: a row without a visible slot stays finite
+            scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+        return torch.softmax(scores, dim=-1)
+
+
+@register("softmax_ln")
+@dataclass(frozen=True)
+class SoftmaxLN(Softmax):
+    """softmax, then a LayerNorm on what was read: the paper's cure for softmax in the FFN."""
+
+    output_norm: ClassVar[OutputNorm | None] = "layer_norm"
+
+
+@register("relu_norm")
+@dataclass(frozen=True)
+class ReluNorm(RowNormalized):
+    """ReLU(s) / (delta + sum ReLU(s)): as sparse as ReLU, with a row sum below one at any n."""
+
+    inner: ClassVar[Pointwise] = ReluPlain()
+
+
+def _hide(scores: Tensor, visible: Tensor) -> Tensor:
+    """Hidden slots 4 below the best visible one, where sparse rules give exactly 0.
+
+    sparsemax cuts at most 1 below the maximum and 1.5-entmax at most 2, so the visible
+    weights do not notice the hidden slots, and no infinity enters the sums.
+    """
+    if not visible.ndim:
+        return scores
+    lowest = torch.finfo(scores.dtype).min
+    best = scores.detach().masked_fill(~visible, lowest).amax(-1, keepdim=True)
+    floor = torch.where(best == lowest, torch.zeros_like(best), best - 4)
+    return torch.where(visible, scores, floor)
+
+
+@register("sparsemax")
+@dataclass(frozen=True)
+class Sparsemax(Rowwise):
+    """The point of the simplex nearest to s (Martins and Astudillo, 2016)."""
+
+    def normalize(self, scores: Tensor, visible: Tensor) -> Tensor:
+        from entmax import sparsemax
+
+        return cast(Tensor, sparsemax(_hide(scores, visible), dim=-1))
+
+
+@register("entmax15")
+@dataclass(frozen=True)
+class Entmax15(Rowwise):
+    """1.5-entmax (Peters, Niculae, Martins, 2019): between softmax and sparsemax."""
+
+    def normalize(self, scores: Tensor, visible: Tensor) -> Tensor:
+        from entmax import entmax15
+
+        return cast(Tensor, entmax15(_hide(scores, visible), dim=-1))

@@ -1,0 +1,146 @@
+"""The registry: rules by name, from functions and classes, files and installed packages."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+from torch import Tensor
+
+from reluformer.errors import ArgumentError, ReluformerError, UnknownNameError, nearest
+from reluformer.rules.base import OutputNorm, Pointwise, RowNormalized, Rowwise, Rule
+
+ENTRY_POINT_GROUP = "reluformer.rules"
+
+_registry: dict[str, Callable[..., Rule]] = {}
+_defaults: dict[str, Rule] = {}
+"""Rules that were asked for by name alone, made once."""
+_state = {"entry_points_loaded": False}
+R = TypeVar("R", bound=Callable[..., Any])
+
+
+def register(
+    name: str, *, kind: Literal["pointwise", "rowwise"] = "pointwise", output_norm: OutputNorm | None = None
+) -> Callable[[R], R]:
+    """Decorator that makes a rule known by `name` everywhere.
+
+    On a function: `f(scores, n)` for a pointwise rule, `f(scores, visible)` for a
+    row-wise one. On a frozen dataclass derived from `Pointwise` or `Rowwise`: as it is,
+    its fields being the options of the rule.
+    """
+
+    def decorate(definition: R) -> R:
+        if name in _registry and _registry[name] is not definition:
+            raise ArgumentError(f"a rule named '{name}' is registered already; choose another name")
+        _defaults.pop(name, None)
+        if isinstance(definition, type):
+            if not issubclass(definition, (Pointwise, Rowwise, RowNormalized)):
+                raise ArgumentError(f"rule '{name}': the class must derive from rules.Pointwise or rules.Rowwise")
+            definition.name = name
+            _registry[name] = definition
+        elif callable(definition):
+            _registry[name] = _class_from_function(name, definition, kind, output_norm)
+        else:
+            raise ArgumentError(f"rule '{name}': expected a function or a class, got {type(definition).__name__}")
+        return definition
+
+    return decorate
+
+
+def _class_from_function(
+    name: str, function: Callable[..., Tensor], kind: str, output_norm: OutputNorm | None
+) -> type[Rule]:
+    if kind not in ("pointwise", "rowwise"):
+        raise ArgumentError(f"rule '{name}': kind is {kind!r}; valid: pointwise, rowwise")
+    base, method = (Pointwise, "activate") if kind == "pointwise" else (Rowwise, "normalize")
+    body = {
+        "__doc__": function.__doc__,
+        "__module__": function.__module__,
+        method: lambda self, scores, extra: function(scores, extra),
+        "name": name,
+        "output_norm": output_norm,
+    }
+    return dataclass(frozen=True)(type(name, (base,), body))
+
+
+def names() -> tuple[str, ...]:
+    """Every registered rule, those of installed entry points included."""
+    _load_entry_points()
+    return tuple(_registry)
+
+
+def get(rule: str | Mapping[str, Any] | Rule) -> Rule:
+    """A rule from its name, from `{"name": ..., option: ...}`, or as it is."""
+    if isinstance(rule, Rule):
+        return rule
+    if isinstance(rule, str) and rule in _defaults:
+        return _defaults[rule]
+    if isinstance(rule, Mapping):
+        options = dict(rule)
+        name = options.pop("name", None)
+    else:
+        name, options = rule, {}
+    if not isinstance(name, str):
+        raise ArgumentError(
+            f"rule: expected a name, a mapping with 'name', or a rule object, got {type(rule).__name__} {rule!r}"
+        )
+    if name not in _registry:
+        _load_entry_points()
+    if name not in _registry:
+        raise UnknownNameError(
+            f"unknown rule '{name}'; {nearest(name, _registry)}; --plugin FILE adds rules of your own"
+        )
+    factory = _registry[name]
+    valid = [field.name for field in fields(cast(Any, factory))] if options else []
+    for option in options:
+        if option not in valid:
+            raise ArgumentError(
+                f"rule '{name}' has no option '{option}'; {nearest(option, valid) if valid else 'it takes none'}"
+            )
+    made = factory(**options)
+    if not options:
+        _defaults[name] = made
+    return made
+
+
+def spec(rule: Rule) -> str | dict[str, Any]:
+    """What `get` turns back into an equal rule: the name, or a mapping where options differ."""
+    options = {f.name: getattr(rule, f.name) for f in fields(rule) if getattr(rule, f.name) != f.default}
+    return {"name": rule.name, **options} if options else rule.name
+
+
+def load_plugin(path: str | Path) -> tuple[str, ...]:
+    """Run a Python file of the user's that registers rules; the names it added."""
+    path = Path(path)
+    if not path.is_file():
+        raise ArgumentError(f"--plugin {path}: no such file")
+    before = set(_registry)
+    module_spec = importlib.util.spec_from_file_location(f"reluformer_plugin_{path.stem}", path)
+    if module_spec is None or module_spec.loader is None:
+        raise ArgumentError(f"--plugin {path}: not a Python file; its name must end in .py")
+    try:
+        module_spec.loader.exec_module(importlib.util.module_from_spec(module_spec))
+    except ReluformerError:
+        raise
+    except Exception as error:
+        raise ArgumentError(f"--plugin {path}: {type(error).__name__}: {error}") from error
+    added = tuple(name for name in _registry if name not in before)
+    if not added:
+        raise ArgumentError(f"--plugin {path}: registers no rule; decorate a function with @reluformer.rules.register")
+    return added
+
+
+def _load_entry_points() -> None:
+    """Rules of installed packages: an entry point of the group names a function, class or module."""
+    if _state["entry_points_loaded"]:
+        return
+    _state["entry_points_loaded"] = True
+    for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
+        definition = entry.load()  # a module registers its rules while it is imported
+        if callable(definition) and not any(known is definition for known in _registry.values()):
+            if entry.name not in _registry:
+                register(entry.name)(definition)
