@@ -10,9 +10,9 @@ Without --whole-grid one thing varies at a time: all lengths with each pattern a
 all threads, and at the middle length and the first pattern the other widths and numbers of
 threads. Contestants take turns. Each row tells the median time and its spread, the ratio to
 scaled_dot_product_attention (above 1 is slower), the share of the FLOP/s that a large torch.mm
-reaches in the same turns, and the peak memory as torch counts it. FLOPs are those of dense products
-over the visible pairs, so a kernel that skips zeros can exceed its share. What a limit leaves out
-is named with the reason.
+reaches in the same turns, and the peak memory as torch counts it and as the system sees it. FLOPs
+are those of dense products over the visible pairs, so a kernel that skips zeros can exceed its
+share. What a limit leaves out is named with the reason.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from attention_inputs import (
     sparsity,
 )
 from contestants import FOUR_LINES, LeftOut, Read, contestant, holds_scores
-from measure import circumstances, interleaved, peak_memory, publish
+from measure import circumstances, interleaved, peak_memory, peak_resident, publish
 
 COPIES = {"forward": 4, "forward+backward": 8}
 """Score matrices that a contestant that holds them may need at once: what the memory limit is compared to."""
@@ -135,6 +135,7 @@ class Bench:
         base = timings.get(("sdpa", "softmax"))
         for (name, rule), timing in timings.items():
             self._seconds[self._key(cell, rule, name)] = (cell.length, timing.median)
+            resident = peak_resident(calls[name, rule])
             self.rows.append(
                 {
                     **asdict(cell),
@@ -145,6 +146,7 @@ class Bench:
                     "time_over_sdpa": None if base is None else round(timing.median / base.median, 3),
                     "share_of_mm": round(cell.flops / timing.median / matrix_rate, 3),
                     "peak_megabytes": round(peak_memory(calls[name, rule]) / 2**20, 2),
+                    "resident_megabytes": None if resident is None else round(resident / 2**20, 2),
                 }
             )
         torch._dynamo.reset()
