@@ -18,6 +18,7 @@ from reluformer.cli.options import AsJson, Plugins
 if TYPE_CHECKING:
     from reluformer.study.folder import StudyFolder
     from reluformer.study.plan import Plan
+    from reluformer.study.report import Written
     from reluformer.study.runner import Outlook
 
 
@@ -47,6 +48,14 @@ def study(
     listing: Annotated[bool, typer.Option("--list", help="Show the experiments and stop.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show runs, tokens and hours, and stop.")] = False,
     report_only: Annotated[bool, typer.Option("--report-only", help="Draw the report from what is there.")] = False,
+    publish: Annotated[
+        Path | None,
+        typer.Option(help="Also copy report and results here, without texts, for a repository.", show_default=False),
+    ] = None,
+    paper_map: Annotated[
+        Path | None,
+        typer.Option(help="Also enter the verdicts into the table of claims in this file.", show_default=False),
+    ] = None,
     plugin: Plugins = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
@@ -57,7 +66,7 @@ def study(
 
     Example: reluformer study ffn variance --scale small --data data --jobs 2
     """
-    from reluformer.study import controls, experiment, plan
+    from reluformer.study import controls, experiment, plan, publishing
     from reluformer.study.folder import StudyFolder
 
     chosen = names or list(experiment.names())
@@ -79,7 +88,11 @@ def study(
         return
     if not report_only:
         _run(planned, folder, jobs, shard, data, plugin, console)
-    _report(planned, folder, as_json, console)
+    written = _report(planned, folder, as_json, console)
+    if publish is not None:
+        console.print(f"{publishing.publish(planned, folder, publish)} results are in {publish}.", highlight=False)
+    if paper_map is not None:
+        publishing.enter_verdicts(paper_map, written.verdicts)
 
 
 def _check_rules(names: list[str]) -> None:
@@ -231,17 +244,18 @@ def _class(plan: Plan, address: str) -> str:
     return json.dumps([content["kind"], content.get("dataset"), training.get("updates"), training.get("slots")])
 
 
-def _report(plan: Plan, folder: StudyFolder, as_json: bool, console: Console) -> None:
+def _report(plan: Plan, folder: StudyFolder, as_json: bool, console: Console) -> Written:
     from reluformer.study import report
 
     written = report.write(plan, folder)
     if as_json:
         typer.echo(json.dumps(written.to_dict(), indent=2))
-        return
+        return written
     console.print(_verdicts(written))
     for note in written.notes:
         console.print(note)
     console.print(f"Open {folder.path / 'report.html'}; figures and their data are in {folder.figures}.")
+    return written
 
 
 def _verdicts(written: Any) -> Table:

@@ -48,8 +48,10 @@ def write(plan: Plan, folder: StudyFolder) -> Written:
 
 
 def _notes(plan: Plan, folder: StudyFolder) -> list[str]:
-    done = sum(folder.result(address) is not None for address in plan.runs)
-    notes = [f"{done} of {len(plan.runs)} runs are done."]
+    done = [result for address in plan.runs if (result := folder.result(address)) is not None]
+    minutes = sum(result.get("seconds", 0.0) for result in done) / 60
+    took = f"{minutes:,.0f} minutes" if minutes < 120 else f"{minutes / 60:,.1f} hours"
+    notes = [f"{len(done)} of {len(plan.runs)} runs are done; together they took {took}."]
     for version, count in folder.foreign().items():
         notes.append(f"{count} results were written by version {version} of the study and are left out.")
     return notes
