@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from reluformer.cli import app
+from reluformer.cli import app, doctor
 
 PLUGIN = """
 import torch
@@ -69,6 +69,12 @@ def test_doctor_lists_rules_and_versions(plugin: Path) -> None:
     findings = json.loads(result.stdout)
     assert {"relu", "softmax", "gelu_mean"} <= set(findings["rules"])
     assert findings["implementations"][0] == "auto"
+
+
+def test_doctor_names_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(doctor, "_has", lambda module: module != "matplotlib")
+    doctor.doctor()
+    assert "reluformer[plots]" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

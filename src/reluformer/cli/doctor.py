@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from reluformer import __version__
 from reluformer.cli.options import AsJson, Plugins
@@ -19,7 +20,15 @@ from reluformer.cli.options import AsJson, Plugins
 if TYPE_CHECKING:
     from reluformer.training.resume_check import ResumeCheck
 
-EXTRAS = {"matplotlib": "plots", "translate": "formats", "tensorboard": "tensorboard"}
+EXTRAS = {
+    "matplotlib": "plots",
+    "translate": "formats",
+    "tensorboard": "tensorboard",
+    "transformers": "hf",
+    "onnxruntime": "onnx",
+    "fastapi": "serve",
+}
+"""A module of each extra."""
 
 
 def doctor(
@@ -65,7 +74,8 @@ def _show(findings: dict[str, Any], as_json: bool) -> None:
     table.add_column(style="bold")
     table.add_column()
     for name, value in findings.items():
-        table.add_row(name.replace("_", " "), ", ".join(value) if isinstance(value, list | tuple) else str(value))
+        shown = ", ".join(value) if isinstance(value, list | tuple) else str(value)
+        table.add_row(name.replace("_", " "), Text(shown))  # as it is: an extra in brackets is no markup
     Console().print(table)
 
 
