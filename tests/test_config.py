@@ -49,6 +49,12 @@ def test_it_is_frozen_and_replaceable() -> None:
         ("model: {vocab_size: 10, ffn: softmaxx}", [], "'model.ffn': unknown rule 'softmaxx'; did you mean 'softmax'"),
         ("model: {vocab_size: 10, norm: both}", [], "'model.norm': input should be 'pre' or 'post' .got 'both'"),
         ("model: {vocab_size: 10, pad_id: 10}", [], "pad_id=10 lies outside the vocabulary of 10"),
+        (
+            "model: {vocab_size: 10, learn_offset: true, encoder_attention: softmax, decoder_attention: softmax, "
+            "cross_attention: entmax15}",
+            [],
+            "learn_offset=true makes no difference to row-wise rules",
+        ),
         ("- 1", [], "expected sections with keys"),
         ("model: [", [], "r.yaml: while parsing"),
         ("model: {vocab_size: 10}", ["dropout"], "--set dropout: write it as section.key=value"),

@@ -134,6 +134,28 @@ class TestAttention:
             torch.testing.assert_close(learned(x)[0], plain(x)[0] / 3)  # the output bias is zero
         assert plain.log_gamma is None
 
+    def test_a_learned_offset_starts_at_zero_and_is_added_to_the_scores_of_its_head(self) -> None:
+        x = normal(2, 5, 8)
+        for name in ("relu", "relu2", "relu_norm", "sigmoid"):
+            torch.manual_seed(0)
+            plain, learned = (Attention(8, 2, rules.get(name), True, learn_offset=learns) for learns in (False, True))
+            learned.load_state_dict(plain.state_dict(), strict=False)
+            torch.testing.assert_close(learned(x)[0], plain(x)[0])
+            assert plain.read.offset is None and learned.read.offset is not None
+            with torch.no_grad():
+                learned.read.offset.copy_(torch.tensor([0.5, -0.25]))
+            q, slots = learned._split(learned.query(x)), learned.slots(x)
+            bias = torch.tensor([0.5, -0.25]).view(1, 2, 1, 1)
+            expected = rf.read(q, slots.keys, slots.values, rule=name, causal=True, bias=bias)
+            read, stats = learned.read(q, slots, stats=True)
+            torch.testing.assert_close(read, expected)
+            torch.testing.assert_close(learned.read(q, slots)[0], expected)
+            learned(x)[0].sum().backward()
+            assert learned.read.offset.grad is not None and learned.read.offset.grad.abs().min() > 0
+
+    def test_a_rowwise_rule_learns_no_offset(self) -> None:
+        assert Attention(8, 2, rules.get("softmax"), learn_offset=True).read.offset is None
+
     def test_the_output_norm_is_over_the_concatenated_heads(self) -> None:
         attention = Attention(8, 2, rules.get("softmax_ln"))
         assert isinstance(attention.norm, torch.nn.LayerNorm)

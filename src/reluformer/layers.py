@@ -1,7 +1,8 @@
 """The two memories of a Transformer and the blocks made from them.
 
 `FeedForward` reads slots that were learned, `Attention` slots made from tokens; both with
-any rule. Parameters that a rule asks for (its output norm, a learned gamma) live here.
+any rule. Parameters that a rule asks for (its output norm, a learned gamma) live here, and
+the offset that a head may learn to add to its scores.
 
 Shapes: B batch, T tokens, H heads, D width, d = D / H.
 """
@@ -21,7 +22,7 @@ from reluformer.config import ModelConfig
 from reluformer.kernels import cpu
 from reluformer.memory import RowStats
 from reluformer.positions import Rotation, rotate
-from reluformer.rules import OutputNorm, Pointwise, ReluPlain, Rule
+from reluformer.rules import OutputNorm, Pointwise, ReluPlain, Rowwise, Rule
 
 SublayerOutput = tuple[Tensor, RowStats | None]
 
@@ -181,29 +182,44 @@ class SlotCache:
 
 
 class TokenRead(nn.Module):
-    """`memory.read` as a module: the one place where attention reads, so hooks can watch it."""
+    """`memory.read` as a module: the one place where attention reads, so hooks can watch it.
 
-    def __init__(self, rule: Rule, causal: bool) -> None:
+    `offset` (H) is what each head adds to all of its scores: where its threshold lies. It is
+    a bias common to all slots, which every implementation of `read` takes.
+    """
+
+    def __init__(self, rule: Rule, causal: bool, offset: nn.Parameter | None = None) -> None:
         super().__init__()
         self.rule = rule
         self.causal = causal
+        self.register_parameter("offset", offset)
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The offset as a bias of scores, (1, H, 1, 1)."""
+        return None if self.offset is None else self.offset[None, :, None, None]
 
     def forward(self, q: Tensor, slots: TokenSlots, stats: bool = False) -> SublayerOutput:
         keys, values, key_mask = slots
         if stats:
-            return memory.read(q, keys, values, self.rule, self.causal, key_mask, return_stats=True)
-        return memory.read(q, keys, values, self.rule, self.causal, key_mask), None
+            return memory.read(q, keys, values, self.rule, self.causal, key_mask, bias=self.bias, return_stats=True)
+        return memory.read(q, keys, values, self.rule, self.causal, key_mask, bias=self.bias), None
 
 
 class Attention(nn.Module):
-    """A read of slots made from tokens: its own (self, causal) or another sequence's (cross)."""
+    """A read of slots made from tokens: its own (self, causal) or another sequence's (cross).
 
-    def __init__(self, width: int, heads: int, rule: Rule, causal: bool = False) -> None:
+    With `learn_offset` each head learns what to add to its scores, started at 0; a row-wise
+    rule, to which only differences of scores matter, takes none.
+    """
+
+    def __init__(self, width: int, heads: int, rule: Rule, causal: bool = False, learn_offset: bool = False) -> None:
         super().__init__()
         self.heads = heads
         self.query = nn.Linear(width, width)
         self.key_value = nn.Linear(width, 2 * width)
-        self.read = TokenRead(rule, causal)
+        takes_offset = learn_offset and not isinstance(rule, Rowwise)
+        self.read = TokenRead(rule, causal, nn.Parameter(torch.zeros(heads)) if takes_offset else None)
         self.norm = _OUTPUT_NORMS[rule.output_norm](width)
         self.output = nn.Linear(width, width)
         self.log_gamma = nn.Parameter(torch.zeros(heads)) if getattr(rule, "learn_gamma", False) else None
@@ -300,9 +316,11 @@ class Block(nn.Module):
         def sublayer(layer: FeedForward | Attention) -> Sublayer:
             return Sublayer(config.width, layer, config.norm == "pre", config.dropout)
 
-        decodes = cross is not None
-        self.attention = sublayer(Attention(config.width, config.heads, attention, causal=decodes))
-        self.cross = None if cross is None else sublayer(Attention(config.width, config.heads, cross))
+        def attend(rule: Rule, causal: bool) -> Sublayer:
+            return sublayer(Attention(config.width, config.heads, rule, causal, config.learn_offset))
+
+        self.attention = attend(attention, causal=cross is not None)
+        self.cross = None if cross is None else attend(cross, causal=False)
         self.ffn = sublayer(FeedForward(config.width, config.slots, config.ffn, config.ffn_bias, config.ffn_value_std))
 
     def forward(

@@ -164,6 +164,7 @@ class Telemetry:
             module.rule,
             key_mask=None if key_mask is None else key_mask[items],
             mask=mask,
+            bias=module.bias,
         )
         sampled = real.clone()
         sampled[:, len(uniform) :] = False  # the log-spaced ones only tell where rows die

@@ -20,9 +20,10 @@ def test_relu_reads_are_sparse_and_softmax_reads_are_not(make_model):
     assert len(relu.heads) == 4 and all(len(head.rows) == len(TARGET) for head in relu.heads)
 
 
+@pytest.mark.parametrize("learn_offset", [False, True], ids=["plain", "offset"])
 @pytest.mark.parametrize("rule", ["relu", "sparsemax", "softmax"])
-def test_the_listed_weights_give_the_read_of_the_model(make_model, rule):
-    model = make_model(cross_attention=rule)
+def test_the_listed_weights_give_the_read_of_the_model(make_model, rule, learn_offset):
+    model = make_model(cross_attention=rule, learn_offset=learn_offset)
     seen = {}
 
     def keep(module, given, output):

@@ -104,6 +104,7 @@ def test_stepper_of_takes_the_library_where_it_serves(make_model):
         (make_model(cross_attention="sparsemax").float(), "not with sparsemax"),
         (make_model(decoder_attention="rela").float(), "not with rela"),
         (make_model(decoder_attention=Leaky()).float(), "not with"),
+        (make_model(learn_offset=True).float(), "no learned offset"),
         (make_model(ffn="softmax").float(), "feed-forward layers, not with softmax"),
     ):
         assert reason in str(NativeStepper.refusal(model))

@@ -23,6 +23,13 @@ def test_a_step_equals_the_model_on_the_whole_prefix(make_model, rule, norm, pos
     _assert_equals_decode(model, widths=(4, 4, 2, 4))
 
 
+@pytest.mark.parametrize("rule", ["relu", "relu2", "relu_norm"])
+def test_learned_offsets_of_scores_are_added_at_every_step(make_model, rule):
+    model = make_model(decoder_attention=rule, cross_attention=rule, learn_offset=True)
+    assert all(block.cross.layer.read.offset.abs().min() > 0 for block in model.decoder)
+    _assert_equals_decode(model, widths=(4, 4, 2, 4))
+
+
 @pytest.mark.parametrize("rule", ["relu", "softmax", "sparsemax"])
 def test_one_beam_needs_no_table_of_ancestors(make_model, rule):
     _assert_equals_decode(make_model(decoder_attention=rule, cross_attention=rule), widths=(1, 1, 1))

@@ -52,6 +52,9 @@ class ModelConfig(Config):
     cross_attention: RuleField = rules.Relu()
     """Rule of the decoder's attention to the source."""
 
+    learn_offset: bool = False
+    """Each head of attention learns a number that is added to its scores, started at 0: where
+    ReLU's threshold lies. Row-wise rules, to which it makes no difference, have none."""
     norm: Literal["pre", "post"] = "pre"
     """LayerNorm before each sublayer, or after its residual sum."""
     positions: Literal["sinusoidal", "rotary"] = "sinusoidal"
@@ -82,6 +85,11 @@ class ModelConfig(Config):
                 f"heads={self.heads} does not divide width={self.width}; use heads={near} or a multiple of "
                 f"{self.heads} as width"
             )
+        if self.learn_offset and all(isinstance(rule, rules.Rowwise) for rule in self._attention_rules()):
+            raise ValueError(
+                "learn_offset=true makes no difference to row-wise rules such as softmax; drop it, or choose a "
+                "pointwise rule such as relu for one of the attentions"
+            )
         if self.positions == "rotary" and (self.width // self.heads) % 2:
             raise ValueError(
                 f"rotary positions need an even head width, got {self.width // self.heads}; change width or heads"
@@ -89,6 +97,9 @@ class ModelConfig(Config):
         if self.pad_id >= self.vocab_size:
             raise ValueError(f"pad_id={self.pad_id} lies outside the vocabulary of {self.vocab_size}")
         return self
+
+    def _attention_rules(self) -> tuple[Rule, ...]:
+        return self.encoder_attention, self.decoder_attention, self.cross_attention
 
     @classmethod
     def preset(cls, size: Preset | str, architecture: Architecture | str = "reluformer", **changes: Any) -> Self:

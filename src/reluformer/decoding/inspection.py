@@ -68,7 +68,7 @@ def read_map(
 
     def keep(module: TokenRead, given: tuple[Tensor, TokenSlots, bool], output: object) -> None:
         q, slots, *_ = given
-        dense, _ = memory.weights(q, slots.keys, module.rule, module.causal, slots.mask)
+        dense, _ = memory.weights(q, slots.keys, module.rule, module.causal, slots.mask, bias=module.bias)
         weights.append(dense[0])
 
     hooks = [_cross_read(block).register_forward_hook(keep) for block in model.decoder if isinstance(block, Block)]

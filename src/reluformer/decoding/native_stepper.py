@@ -155,6 +155,8 @@ class NativeStepper(Stepper[NativeBeams]):
             return unavailable()
         if weight.device.type != "cpu" or weight.dtype != torch.float32:
             return f"the library decodes float32 on the CPU, the model is {weight.dtype} on {weight.device}"
+        if config.learn_offset:
+            return "the library adds no learned offset to scores"
         for rule in (config.decoder_attention, config.cross_attention):
             if type(reader_of(rule)) not in (ReluReader, SoftmaxReader) or rule.output_norm is not None:
                 return f"the library decodes with ReLU and softmax, not with {rule.name}"

@@ -62,9 +62,10 @@ class Reader:
         visible = self.visible(table, _visible_counts(slots))
         return Source(slots.keys.contiguous(), slots.values.contiguous(), visible)
 
-    def read(self, q: Tensor, keys: Tensor, values: Tensor, visible: Visible) -> Tensor:
-        """(B, H, K, d) queries, (B, H, N, d) keys and values -> (B, H, K, d)."""
-        weights = self.weights(_products(q, keys.transpose(-1, -2)), visible)
+    def read(self, q: Tensor, keys: Tensor, values: Tensor, visible: Visible, offset: Tensor | None = None) -> Tensor:
+        """(B, H, K, d) queries, (B, H, N, d) keys and values -> (B, H, K, d); `offset` (1, H, 1, 1)."""
+        scores = _products(q, keys.transpose(-1, -2))
+        weights = self.weights(scores if offset is None else scores.add_(offset), visible)
         return _products(weights.to(values.dtype), values)
 
     def weights(self, scores: Tensor, visible: Visible) -> Tensor:

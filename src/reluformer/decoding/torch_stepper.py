@@ -81,6 +81,8 @@ class _Layer(NamedTuple):
     cross_output: Map
     feed_forward: Map
     norms: tuple[Map, Map, Map]
+    offsets: tuple[Tensor | None, Tensor | None]
+    """Of the scores in self-attention and cross attention."""
 
 
 class TorchStepper(Stepper[TorchBeams]):
@@ -125,10 +127,11 @@ class TorchStepper(Stepper[TorchBeams]):
         visible = self.reader.visible(None if only_path else beams.table.view(batch, 1, width, -1), n)
         for i, layer in enumerate(self.layers):
             h = layer.norms[0](x) if self.pre_norm else x
-            x = x + layer.attention_output(self._own_read(layer.query_key_value(h), i, beams, turn, visible))
+            read = self._own_read(layer.query_key_value(h), i, beams, turn, visible, layer.offsets[0])
+            x = x + layer.attention_output(read)
             x = x if self.pre_norm else layer.norms[0](x)
             h = layer.norms[1](x) if self.pre_norm else x
-            x = x + layer.cross_output(self._source_read(layer.query(h), beams.sources[i]))
+            x = x + layer.cross_output(self._source_read(layer.query(h), beams.sources[i], layer.offsets[1]))
             x = x if self.pre_norm else layer.norms[1](x)
             h = layer.norms[2](x) if self.pre_norm else x
             x = x + layer.feed_forward(h)
@@ -154,6 +157,7 @@ class TorchStepper(Stepper[TorchBeams]):
         beams: TorchBeams,
         turn: Rotation | Tensor,
         visible: Visible,
+        offset: Tensor | None,
     ) -> Tensor:
         """(R, 3D) -> (R, D): write the new slots, read all of the source's beams."""
         batch, heads, used = beams.batch, self.model.config.heads, beams.table.size(1)
@@ -166,13 +170,13 @@ class TorchStepper(Stepper[TorchBeams]):
         slots = beams.slots[layer]
         slots[:, :, :, used - new.size(3) : used] = new
         keys, values = slots[0, :, :, :used], slots[1, :, :, :used]
-        return _joined(self.reader.read(q, keys, values, visible))
+        return _joined(self.reader.read(q, keys, values, visible, offset))
 
-    def _source_read(self, query: Tensor, source: Source) -> Tensor:
+    def _source_read(self, query: Tensor, source: Source, offset: Tensor | None) -> Tensor:
         """(R, D) -> (R, D)."""
         batch, heads, _, width = source.keys.shape
         q = query.view(batch, -1, heads, width).transpose(1, 2)
-        return _joined(self.source_reader.read(q, *source))
+        return _joined(self.source_reader.read(q, *source, offset))
 
     def _own_slots(self, batch: int, width: int, beams: TorchBeams) -> Tensor:
         """Of the K newest slots of its source, each row sees its own; (R, K)."""
@@ -220,6 +224,7 @@ def _layer(block: Block) -> _Layer:
         _then(cross.layer.norm, cross.layer.output),
         _feed_forward(ffn.layer),
         (_norm(own.norm), _norm(cross.norm), _norm(ffn.norm)),
+        (own.layer.read.bias, cross.layer.read.bias),
     )
 
 

@@ -93,7 +93,8 @@ def _weights_of(model: ReLUFormer) -> Iterator[dict[str, Tensor]]:
     def hook(name: str) -> Any:
         def keep(module: TokenRead, given: tuple[Tensor, TokenSlots, bool], output: object) -> None:
             q, slots, *_ = given
-            seen[name] = memory.weights(q, slots.keys, module.rule, module.causal, slots.mask)[0][0]
+            found, _ = memory.weights(q, slots.keys, module.rule, module.causal, slots.mask, bias=module.bias)
+            seen[name] = found[0]
 
         return keep
 
