@@ -147,7 +147,7 @@ class TestAttention:
             q, slots = learned._split(learned.query(x)), learned.slots(x)
             bias = torch.tensor([0.5, -0.25]).view(1, 2, 1, 1)
             expected = rf.read(q, slots.keys, slots.values, rule=name, causal=True, bias=bias)
-            read, stats = learned.read(q, slots, stats=True)
+            read, _ = learned.read(q, slots, stats=True)
             torch.testing.assert_close(read, expected)
             torch.testing.assert_close(learned.read(q, slots)[0], expected)
             learned(x)[0].sum().backward()

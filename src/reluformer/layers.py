@@ -192,7 +192,7 @@ class TokenRead(nn.Module):
         super().__init__()
         self.rule = rule
         self.causal = causal
-        self.register_parameter("offset", offset)
+        self.offset = offset
 
     @property
     def bias(self) -> Tensor | None:

@@ -32,6 +32,15 @@ def test_a_step_equals_the_model_on_the_whole_prefix(make_model, rule, norm, pos
 
 
 @needs_library
+def test_offsets_of_scores(make_model):
+    model = make_model(learn_offset=True, width=36, heads=3, decoder_attention="relu", cross_attention="relu_seqlen")
+    for name, parameter in model.named_parameters():
+        if name.endswith("offset"):
+            torch.nn.init.normal_(parameter)
+    _assert_equals_decode(model, widths=(4, 4, 2))
+
+
+@needs_library
 @pytest.mark.parametrize("sizes", [dict(width=6, heads=3, slots=5), dict(width=36, heads=1, slots=300), dict(width=40)])
 def test_sizes_that_fill_no_vector(make_model, sizes):
     _assert_equals_decode(make_model(**sizes, vocab_size=37), widths=(1, 3, 4))
@@ -104,7 +113,6 @@ def test_stepper_of_takes_the_library_where_it_serves(make_model):
         (make_model(cross_attention="sparsemax").float(), "not with sparsemax"),
         (make_model(decoder_attention="rela").float(), "not with rela"),
         (make_model(decoder_attention=Leaky()).float(), "not with"),
-        (make_model(learn_offset=True).float(), "no learned offset"),
         (make_model(ffn="softmax").float(), "feed-forward layers, not with softmax"),
     ):
         assert reason in str(NativeStepper.refusal(model))

@@ -155,8 +155,6 @@ class NativeStepper(Stepper[NativeBeams]):
             return unavailable()
         if weight.device.type != "cpu" or weight.dtype != torch.float32:
             return f"the library decodes float32 on the CPU, the model is {weight.dtype} on {weight.device}"
-        if config.learn_offset:
-            return "the library adds no learned offset to scores"
         for rule in (config.decoder_attention, config.cross_attention):
             if type(reader_of(rule)) not in (ReluReader, SoftmaxReader) or rule.output_norm is not None:
                 return f"the library decodes with ReLU and softmax, not with {rule.name}"
@@ -260,7 +258,14 @@ def _layer(weights: native.Weights, block: Block) -> native.DecoderLayer:
         cross_output=linear(cross.layer.output),
         ffn_keys=linear(ffn.layer.keys),
         ffn_values=linear(ffn.layer.values),
+        own_offset=_offset(weights, own.layer),
+        cross_offset=_offset(weights, cross.layer),
     )
+
+
+def _offset(weights: native.Weights, attention: Attention) -> int | None:
+    offset = attention.read.offset
+    return None if offset is None else weights.pointer(offset)
 
 
 def _visible_first(source: TokenSlots) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,7 @@ using Row = std::vector<double>;
 
 struct Shape {
     int64_t width, heads, slots, vocabulary, layers;
-    bool pre_norm, rotary;
+    bool pre_norm, rotary, offsets;
     ReadRule rule;
 };
 
@@ -77,7 +77,8 @@ struct Slot {
     Row key, value;
 };
 
-Row read(const Row& q, const std::vector<Slot>& slots, int64_t heads, ReadRule rule, double scale) {
+Row read(const Row& q, const std::vector<Slot>& slots, int64_t heads, ReadRule rule, const std::vector<float>& offsets,
+         double scale) {
     const int64_t width = q.size() / heads;
     Row out(q.size(), 0.0);
     for (int64_t h = 0; h < heads; ++h) {
@@ -88,7 +89,8 @@ Row read(const Row& q, const std::vector<Slot>& slots, int64_t heads, ReadRule r
             for (int64_t c = h * width; c < (h + 1) * width; ++c) score += q[c] * slot.key[c];
             weights.push_back(score), most = std::fmax(most, score);
         }
-        for (double& w : weights) w = rule == READ_RELU ? scale * std::fmax(w, 0) : std::exp(w - most), sum += w;
+        const double offset = offsets.empty() ? 0 : offsets[h];
+        for (double& w : weights) w = rule == READ_RELU ? scale * std::fmax(w + offset, 0) : std::exp(w - most), sum += w;
         for (size_t j = 0; j < slots.size(); ++j)
             for (int64_t c = h * width; c < (h + 1) * width; ++c)
                 out[c] += weights[j] / (rule == READ_RELU ? 1 : sum) * slots[j].value[c];
@@ -108,6 +110,7 @@ void turn(Row& x, int64_t heads, const std::vector<float>& cosine, const std::ve
 struct Maps {
     Map qkv, own, query, cross, keys, values;
     Scaling own_norm, cross_norm, ffn_norm;
+    std::vector<float> own_offset, cross_offset;  // empty where there is none
 };
 
 double worst = 0;
@@ -118,11 +121,15 @@ void check(const Shape& s, int64_t path) {
     const int64_t capacity = 25, head = s.width / s.heads;  // 1 + 4 + ... + 5 slots
     std::vector<Maps> maps(s.layers);
     std::vector<DecoderLayer> layers;
-    for (Maps& m : maps)
+    for (Maps& m : maps) {
+        for (std::vector<float>* offsets : {&m.own_offset, &m.cross_offset})
+            for (int64_t h = 0; s.offsets && h < s.heads; ++h) offsets->push_back(draw());
         layers.push_back({m.own_norm.make(s.width), m.cross_norm.make(s.width), m.ffn_norm.make(s.width),
                           m.qkv.pack(path, s.width, 3 * s.width, true), m.own.pack(path, s.width, s.width, true),
                           m.query.pack(path, s.width, s.width, true), m.cross.pack(path, s.width, s.width, true),
-                          m.keys.pack(path, s.width, s.slots, true), m.values.pack(path, s.slots, s.width, false)});
+                          m.keys.pack(path, s.width, s.slots, true), m.values.pack(path, s.slots, s.width, false),
+                          s.offsets ? m.own_offset.data() : nullptr, s.offsets ? m.cross_offset.data() : nullptr});
+    }
     Map output;
     Scaling norm;
     std::vector<float> embedding(s.vocabulary * s.width), sinusoid(s.width), cosine(head / 2), sine(head / 2);
@@ -193,10 +200,11 @@ void check(const Shape& s, int64_t path) {
                     Row q(wide.begin(), wide.begin() + s.width), key(wide.begin() + s.width, wide.end() - s.width);
                     if (s.rotary) turn(q, s.heads, cosine, sine), turn(key, s.heads, cosine, sine);
                     next[r][layer].push_back({key, Row(wide.end() - s.width, wide.end())});
-                    return m.own(read(q, next[r][layer], s.heads, s.rule, 0.8));
+                    return m.own(read(q, next[r][layer], s.heads, s.rule, m.own_offset, 0.8));
                 });
                 sublayer(m.cross_norm, [&](const Row& in) {
-                    return m.cross(read(m.query(in), source[layer][r / beams], s.heads, s.rule, scales[r / beams]));
+                    return m.cross(read(m.query(in), source[layer][r / beams], s.heads, s.rule,
+                                        m.cross_offset, scales[r / beams]));
                 });
                 sublayer(m.ffn_norm, [&](const Row& in) {
                     Row fired = m.keys(in);
@@ -240,11 +248,11 @@ int main() {
     for (int64_t path : {PORTABLE, AVX2, AVX512}) {
         if (path == AVX2 && reluformer_best_path() < AVX2) continue;
         for (ReadRule rule : {READ_RELU, READ_SOFTMAX})
-            for (int bits = 0; bits < 4; ++bits)
-                for (const Shape& shape : {Shape{6, 3, 5, 3, 1, false, false, rule}, Shape{64, 1, 33, 70, 2, false, false, rule},
-                                           Shape{40, 2, 300, 129, 1, false, false, rule}, Shape{16, 4, 8, 9, 0, false, false, rule}}) {
+            for (int bits = 0; bits < 8; ++bits)
+                for (const Shape& shape : {Shape{6, 3, 5, 3, 1, false, false, false, rule}, Shape{64, 1, 33, 70, 2, false, false, false, rule},
+                                           Shape{40, 2, 300, 129, 1, false, false, false, rule}, Shape{16, 4, 8, 9, 0, false, false, false, rule}}) {
                     Shape chosen = shape;
-                    chosen.pre_norm = bits & 1, chosen.rotary = bits & 2;
+                    chosen.pre_norm = bits & 1, chosen.rotary = bits & 2, chosen.offsets = bits & 4;
                     check(chosen, path);
                     ++count;
                 }

@@ -90,10 +90,11 @@ INLINE void add_values(float* out, int64_t out_stride, const float* weights, int
     }
 }
 
-INLINE void weigh_relu(float* scores, int64_t count, float scale) {
+// From scores to (score + offset)+ * scale.
+INLINE void weigh_relu(float* scores, int64_t count, float offset, float scale) {
     int64_t t = 0;
-    for (; t + LANES <= count; t += LANES) store(scores + t, positive_part(load(scores + t)) * scale);
-    for (; t < count; ++t) scores[t] = scores[t] < 0.0f ? 0.0f : scores[t] * scale;
+    for (; t + LANES <= count; t += LANES) store(scores + t, positive_part(load(scores + t) + offset) * scale);
+    for (; t < count; ++t) scores[t] = scores[t] + offset < 0.0f ? 0.0f : (scores[t] + offset) * scale;
 }
 
 INLINE Vector larger(Vector a, Vector b) { return (a > b) ? a : b; }
@@ -144,14 +145,14 @@ struct BeamSlots {
 
 template <int B>
 INLINE void read_together(float* out, const float* q, int64_t q_stride, int64_t width, int64_t out_stride,
-                          const BeamSlots& from, ReadRule rule, float scale, float* scores) {
+                          const BeamSlots& from, ReadRule rule, float offset, float scale, float* scores) {
     const int64_t count = from.count;
     scores_of<B>(scores, count, q, q_stride, from.keys, width, from.slots, 0, from.shared, width);
     for (int b = 0; b < B; ++b)
         scores_of<1>(scores + b * count, count, q + b * q_stride, q_stride, from.keys, width,
                      from.slots + b * from.slots_stride, from.shared, count, width);
     for (int b = 0; b < B; ++b) {
-        if (rule == READ_RELU) weigh_relu(scores + b * count, count, scale);
+        if (rule == READ_RELU) weigh_relu(scores + b * count, count, offset, scale);
         else weigh_softmax(scores + b * count, count);
         std::memset(out + b * out_stride, 0, sizeof(float) * width);
     }
@@ -161,9 +162,9 @@ INLINE void read_together(float* out, const float* q, int64_t q_stride, int64_t 
                       from.slots + b * from.slots_stride, from.shared, count, width);
 }
 
-// All heads of `beams` beams. q: rows q_stride apart; out: rows of heads * width.
+// All heads of `beams` beams. q: rows q_stride apart; out: rows of heads * width; offsets: one a head, or null.
 inline void beam_read(float* out, const float* q, int64_t q_stride, int64_t heads, int64_t width, int64_t beams,
-                      const BeamSlots& from, ReadRule rule, float scale, float* scores) {
+                      const BeamSlots& from, ReadRule rule, const float* offsets, float scale, float* scores) {
     const int64_t out_stride = heads * width;
     if (from.count == 0) {
         std::memset(out, 0, sizeof(float) * beams * out_stride);
@@ -177,11 +178,12 @@ inline void beam_read(float* out, const float* q, int64_t q_stride, int64_t head
             part.values = from.values + head * from.capacity * width;
             float* to = out + first * out_stride + head * width;
             const float* queries = q + first * q_stride + head * width;
+            const float offset = offsets == nullptr ? 0.0f : offsets[head];
             switch (beams - first) {
-                case 1: read_together<1>(to, queries, q_stride, width, out_stride, part, rule, scale, scores); break;
-                case 2: read_together<2>(to, queries, q_stride, width, out_stride, part, rule, scale, scores); break;
-                case 3: read_together<3>(to, queries, q_stride, width, out_stride, part, rule, scale, scores); break;
-                default: read_together<4>(to, queries, q_stride, width, out_stride, part, rule, scale, scores);
+                case 1: read_together<1>(to, queries, q_stride, width, out_stride, part, rule, offset, scale, scores); break;
+                case 2: read_together<2>(to, queries, q_stride, width, out_stride, part, rule, offset, scale, scores); break;
+                case 3: read_together<3>(to, queries, q_stride, width, out_stride, part, rule, offset, scale, scores); break;
+                default: read_together<4>(to, queries, q_stride, width, out_stride, part, rule, offset, scale, scores);
             }
         }
     }

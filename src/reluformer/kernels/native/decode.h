@@ -149,7 +149,8 @@ class Decoding {
             const BeamSlots from = {keys, values, position_.capacity, position_.length + 1, shared_[source - begin_],
                                     ancestors, position_.ancestor_stride};
             beam_read(read_ + (source - begin_) * beams * width, queries, 3 * width, heads, head_width(), beams, from,
-                      static_cast<ReadRule>(decoder_.own_rule), static_cast<float>(position_.own_scale), scores_);
+                      static_cast<ReadRule>(decoder_.own_rule), maps.own_offset, static_cast<float>(position_.own_scale),
+                      scores_);
         }
         linear(x_, width, read_, maps.own_output, rows(), ADD);
     }
@@ -163,7 +164,7 @@ class Decoding {
             const BeamSlots from = {slots.source_keys + first, slots.source_values + first, position_.source_capacity,
                                     count, count, nullptr, 0};
             beam_read(read_ + row, wide_ + row, width, decoder_.heads, head_width(), beams, from,
-                      static_cast<ReadRule>(decoder_.cross_rule), position_.source_scales[source], scores_);
+                      static_cast<ReadRule>(decoder_.cross_rule), maps.cross_offset, position_.source_scales[source], scores_);
         }
         linear(x_, width, read_, maps.cross_output, rows(), ADD);
     }

@@ -22,6 +22,7 @@ struct DecoderLayer {
     Linear query_key_value, own_output;  // the scale of the scores is in the query's weights
     Linear cross_query, cross_output;
     Linear ffn_keys, ffn_values;
+    const float *own_offset, *cross_offset;  // (heads), added to the scores; null where there is none
 };
 
 enum ReadRule : int64_t { READ_RELU = 0, READ_SOFTMAX = 1 };

@@ -40,6 +40,8 @@ class DecoderLayer(Structure):
         ("cross_output", Linear),
         ("ffn_keys", Linear),
         ("ffn_values", Linear),
+        ("own_offset", c_void_p),
+        ("cross_offset", c_void_p),
     )
 
 
