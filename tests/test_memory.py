@@ -26,13 +26,14 @@ class TestGoldenValues:
     def test_two_slots_one_fires(self) -> None:
         # scores 2 and -1; sqrt(n/2) = 1
         q, k, v = tensor4([[1.0]]), tensor4([[2.0], [-1.0]]), tensor4([[10.0, 1.0], [20.0, 2.0]])
-        e = math.exp(3)
+        e, hit = math.exp(3), math.expm1(1.5 + 0.25)  # relu_exp: 1.5 above the mean of the row
         expected = {
             "relu_plain": [20.0, 2.0],
             "relu": [20.0, 2.0],
             "relu_seqlen": [10.0, 1.0],
             "relu2": [40 / math.sqrt(3), 4 / math.sqrt(3)],
             "relu_norm": [20 / 3, 2 / 3],
+            "relu_exp": [10 * hit / (0.1 + hit), hit / (0.1 + hit)],
             "rela": [20.0, 2.0],
             "sigmoid": [
                 10 / (1 + 2 * math.exp(-2)) + 20 / (1 + 2 * math.e),

@@ -28,11 +28,11 @@ from reluformer import memory, rules
 from reluformer.errors import ArgumentError
 from reluformer.kernels import Visibility
 from reluformer.kernels.additive import divisor, taken_apart
-from reluformer.rules import Pointwise, Relu2, ReluPlain, Rule
+from reluformer.rules import Pointwise, RectifiedExp, Relu2, ReluPlain, Rule
 
 __all__ = ["Shards", "gather_rows", "own_rows", "sharded_read"]
 
-_IGNORES_N = (ReluPlain.activate, Relu2.activate)
+_IGNORES_N = (ReluPlain.activate, Relu2.activate, RectifiedExp.activate)
 
 
 @dataclass(frozen=True)

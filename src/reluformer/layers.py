@@ -22,7 +22,7 @@ from reluformer.config import ModelConfig
 from reluformer.kernels import cpu
 from reluformer.memory import RowStats
 from reluformer.positions import Rotation, rotate
-from reluformer.rules import OutputNorm, Pointwise, ReluPlain, Rowwise, Rule
+from reluformer.rules import OutputNorm, Pointwise, ReluPlain, RowCentered, Rowwise, Rule
 
 SublayerOutput = tuple[Tensor, RowStats | None]
 
@@ -218,7 +218,7 @@ class Attention(nn.Module):
         self.heads = heads
         self.query = nn.Linear(width, width)
         self.key_value = nn.Linear(width, 2 * width)
-        takes_offset = learn_offset and not isinstance(rule, Rowwise)
+        takes_offset = learn_offset and not isinstance(rule, Rowwise | RowCentered)
         self.read = TokenRead(rule, causal, nn.Parameter(torch.zeros(heads)) if takes_offset else None)
         self.norm = _OUTPUT_NORMS[rule.output_norm](width)
         self.output = nn.Linear(width, width)

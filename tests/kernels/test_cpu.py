@@ -19,7 +19,7 @@ from reluformer.kernels import RowKeyBias, cpu
 from reluformer.kernels.native.library import PATHS
 
 pytestmark = pytest.mark.usefixtures("kernel")
-RULES = ("relu", "relu_plain", "relu_seqlen", "relu2", "sigmoid", "rela", "relu_norm")
+RULES = ("relu", "relu_plain", "relu_seqlen", "relu2", "sigmoid", "rela", "relu_norm", "relu_exp")
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def test_the_output_joins_its_heads_for_free() -> None:
 
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("heads", [1, 4])
-@pytest.mark.parametrize("rule", ["relu", "relu_norm", "sigmoid"])
+@pytest.mark.parametrize("rule", ["relu", "relu_norm", "relu_exp", "sigmoid"])
 def test_the_number_of_threads_changes_no_bit(rule: str, heads: int) -> None:
     """Long enough that forward and backward are divided, and so large that two threads are used."""
     tensors = memory(700, 1700, batch=1, heads=heads)

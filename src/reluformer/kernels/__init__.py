@@ -7,9 +7,10 @@ from torch import Tensor
 from reluformer.errors import ArgumentError, UnknownNameError, nearest
 from reluformer.kernels import cpu, reference, sdpa, triton
 from reluformer.kernels.bias import Bias, RowKeyBias
+from reluformer.kernels.centering import centring_bias
 from reluformer.kernels.statistics import RowStats
 from reluformer.kernels.visibility import Visibility
-from reluformer.rules import Rule, Softmax
+from reluformer.rules import RowCentered, Rule, Softmax
 
 __all__ = ["IMPLEMENTATIONS", "Bias", "RowKeyBias", "RowStats", "Visibility", "availability", "run"]
 
@@ -30,6 +31,10 @@ def run(
     """Read with `impl`; "auto" takes the fastest that can do it."""
     if impl not in IMPLEMENTATIONS:
         raise UnknownNameError(f"unknown impl '{impl}'; {nearest(impl, IMPLEMENTATIONS)}")
+    if isinstance(rule, RowCentered) and impl in ("auto", "cpu", "triton"):
+        moved = centring_bias(q, k, rule, visibility, bias, scale)
+        if moved is not None:
+            rule, bias = rule.core, moved
     fused = isinstance(rule, Softmax) and not stats
     if impl == "sdpa" and not fused:
         raise ArgumentError(

@@ -21,10 +21,10 @@ from reluformer.kernels.native import library
 from reluformer.kernels.native.library import NOTHING, Library, LibraryError, tensor3, tensor4
 from reluformer.kernels.statistics import RowStats
 from reluformer.kernels.visibility import Visibility
-from reluformer.rules import Rela, Relu, Relu2, ReluPlain, ReluSeqlen, RowNormalized, Rule, Sigmoid
+from reluformer.rules import RectifiedExp, Rela, Relu, Relu2, ReluPlain, ReluSeqlen, RowNormalized, Rule, Sigmoid
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-RELU, RELU_SQUARED, SIGMOID = range(3)
+RELU, RELU_SQUARED, SIGMOID, RELU_EXP = range(4)
 
 # Where the kernel overtakes the reference: `python benchmarks/crossover.py` measures it anew.
 SCORES = 2**18
@@ -85,6 +85,8 @@ def formula(rule: Rule) -> Formula | None:
         return Formula(RELU, 1.0, cast(ReluSeqlen, rule).alpha)
     if kind is Relu2:
         return Formula(RELU_SQUARED, math.sqrt(2 / 3) / cast(Relu2, rule).gamma, 0.5)
+    if kind is RectifiedExp:
+        return Formula(RELU_EXP)
     return Formula(SIGMOID) if kind is Sigmoid else None
 
 

@@ -23,12 +23,12 @@ from reluformer.kernels.additive import divisor, taken_apart
 from reluformer.kernels.bias import Bias, RowKeyBias
 from reluformer.kernels.statistics import RowStats, entropy_of
 from reluformer.kernels.visibility import Visibility
-from reluformer.rules import Pointwise, Relu2, ReluPlain, Rule, Sigmoid
+from reluformer.rules import Pointwise, RectifiedExp, Relu2, ReluPlain, Rule, Sigmoid
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_WIDTH = 256
 _INSTALLED = find_spec("triton") is not None
-_ACTIVATIONS = {ReluPlain.activate: 0, Relu2.activate: 1, Sigmoid.activate: 2}
+_ACTIVATIONS = {ReluPlain.activate: 0, Relu2.activate: 1, Sigmoid.activate: 2, RectifiedExp.activate: 3}
 """By the method, so that a rule with its own row scale is read as well."""
 
 
@@ -49,7 +49,7 @@ def refusal(q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility,
         return f"the tensors are on device '{q.device}', not on a GPU"
     additive = taken_apart(rule)
     if additive is None or type(additive.terms).activate not in _ACTIVATIONS:
-        return f"rule '{rule.name}' is none of ReLU, squared ReLU and sigmoid with a scale of the row"
+        return f"rule '{rule.name}' is none of ReLU, its square, e^s - 1 and sigmoid with a scale of the row"
     if visibility.mask is not None:
         return "a dense mask is given; causal and key_mask are what the kernels know"
     if isinstance(bias, RowKeyBias):

@@ -22,6 +22,8 @@ import triton.language as tl
 
 RELU = tl.constexpr(0)
 RELU_SQUARED = tl.constexpr(1)
+RELU_EXP = tl.constexpr(3)
+HIGHEST = tl.constexpr(60.0)
 
 
 @triton.jit
@@ -41,6 +43,8 @@ def activate(s, ACTIVATION: tl.constexpr):
     elif ACTIVATION == RELU_SQUARED:
         positive = tl.where(s <= 0, 0.0, s)
         return positive * positive
+    elif ACTIVATION == RELU_EXP:
+        return tl.where(s <= 0, 0.0, tl.exp(tl.where(s > HIGHEST, HIGHEST, s)) - 1)
     else:
         small = tl.exp(-tl.abs(s))
         return tl.where(s >= 0, 1.0, small) / (1 + small)
@@ -53,6 +57,8 @@ def slope(s, a, ACTIVATION: tl.constexpr):
         return tl.where(s > 0, 1.0, 0.0)
     elif ACTIVATION == RELU_SQUARED:
         return tl.where(s > 0, 2 * s, 0.0)
+    elif ACTIVATION == RELU_EXP:
+        return tl.where((s > 0) & (s <= HIGHEST), a + 1, 0.0)
     else:
         return a * (1 - a)
 

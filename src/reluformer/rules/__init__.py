@@ -13,6 +13,7 @@ number of visible slots); a *row-wise* rule looks at the whole row.
     rela          as relu_plain                           gated RMS norm
     sigmoid       sigmoid(s_j - log n)
     relu_norm     ReLU(s_j) / (delta + sum_l ReLU(s_l))
+    relu_exp      ReLU(e^x_j - 1) / (delta + sum_l ReLU(e^x_l - 1)), x_j = s_j - mean of the row - threshold
     sparsemax     Euclidean projection of s onto the simplex
     entmax15      1.5-entmax of s
 
@@ -26,12 +27,14 @@ the concatenated heads. A rule of your own is one function:
 
 from __future__ import annotations
 
-from reluformer.rules.base import OutputNorm, Pointwise, RowNormalized, Rowwise, Rule
+from reluformer.rules.base import OutputNorm, Pointwise, RowCentered, RowNormalized, Rowwise, Rule
 from reluformer.rules.builtin import (
     Entmax15,
+    RectifiedExp,
     Rela,
     Relu,
     Relu2,
+    ReluExp,
     ReluNorm,
     ReluPlain,
     ReluSeqlen,
@@ -47,12 +50,15 @@ __all__ = [
     "Entmax15",
     "OutputNorm",
     "Pointwise",
+    "RectifiedExp",
     "Rela",
     "Relu",
     "Relu2",
+    "ReluExp",
     "ReluNorm",
     "ReluPlain",
     "ReluSeqlen",
+    "RowCentered",
     "RowNormalized",
     "Rowwise",
     "Rule",

@@ -1,4 +1,4 @@
-"""What a rule is: pointwise, row-wise, or pointwise divided by its own row sum."""
+"""What a rule is: pointwise, row-wise, pointwise divided by its own row sum, or that of centred scores."""
 
 from __future__ import annotations
 
@@ -103,6 +103,29 @@ class RowNormalized(Rule):
     def weights(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
         weights = self.inner.weights(scores, n, visible)
         return weights / (self.delta + weights.sum(-1, keepdim=True))
+
+
+@dataclass(frozen=True)
+class RowCentered(Rule):
+    """The weights of `core` for scores less their mean over the visible slots.
+
+    Like softmax it ignores what all scores of a row have in common, so no row lies below its threshold as a whole. The
+    mean of a row is q_i times the mean of the keys that it sees: one more plain sum, and no second look at the scores.
+    """
+
+    @property
+    @abstractmethod
+    def core(self) -> RowNormalized:
+        """The rule for centred scores."""
+
+    @abstractmethod
+    def shift(self, n: Tensor) -> Tensor:
+        """What is added to the centred scores of a row that sees n slots."""
+
+    def weights(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
+        seen = scores if visible is None else scores.masked_fill(~visible, 0)
+        centred = scores - seen.sum(-1, keepdim=True) / n
+        return self.core.weights(centred + self.shift(n), n, visible)
 
 
 def positive(rule: Rule, **options: float) -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor
 
-from reluformer.rules.base import OutputNorm, Pointwise, RowNormalized, Rowwise, positive
+from reluformer.rules.base import OutputNorm, Pointwise, RowCentered, RowNormalized, Rowwise, positive
 from reluformer.rules.registry import register
 
 # ------------------------------------------------------------------ pointwise rules
@@ -120,6 +120,48 @@ class ReluNorm(RowNormalized):
     """ReLU(s) / (delta + sum ReLU(s)): as sparse as ReLU, with a row sum below one at any n."""
 
     inner: ClassVar[Pointwise] = ReluPlain()
+
+
+@dataclass(frozen=True)
+class RectifiedExp(Pointwise):
+    """ReLU(e^s - 1); scores above 60 count as 60, so that no sum overflows."""
+
+    highest: ClassVar[float] = 60.0
+
+    def activate(self, scores: Tensor, n: Tensor) -> Tensor:
+        return torch.relu(torch.expm1(scores.clamp(max=self.highest)))
+
+
+@dataclass(frozen=True)
+class RectifiedExpNorm(RowNormalized):
+    """ReLU(e^s - 1) / (delta + sum ReLU(e^s - 1)): what `relu_exp` does with centred scores."""
+
+    inner: ClassVar[Pointwise] = RectifiedExp()
+
+
+@register("relu_exp")
+@dataclass(frozen=True)
+class ReluExp(RowCentered):
+    """ReLU(e^x - 1) / (delta + sum ReLU(e^x - 1)), x the score less the mean of its row and a threshold: ours.
+
+    A single hit among n slots has to outweigh n chance scores: ReLU needs a score that grows with n for that, an
+    exponential one that grows with log n, as softmax. Slots below the threshold weigh exactly nothing, and as the
+    threshold moves with the row, no row dies.
+    """
+
+    delta: float = 0.1
+    threshold: float = -0.25
+    """How far above the mean of its row a score must lie to weigh anything."""
+
+    def __post_init__(self) -> None:
+        positive(self, delta=self.delta)
+
+    @property
+    def core(self) -> RowNormalized:
+        return RectifiedExpNorm(self.delta)
+
+    def shift(self, n: Tensor) -> Tensor:
+        return torch.full_like(n, -self.threshold)
 
 
 def _hide(scores: Tensor, visible: Tensor) -> Tensor:

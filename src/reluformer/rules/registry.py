@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, cast
 from torch import Tensor
 
 from reluformer.errors import ArgumentError, ReluformerError, UnknownNameError, nearest
-from reluformer.rules.base import OutputNorm, Pointwise, RowNormalized, Rowwise, Rule
+from reluformer.rules.base import OutputNorm, Pointwise, RowCentered, RowNormalized, Rowwise, Rule
 
 ENTRY_POINT_GROUP = "reluformer.rules"
 
@@ -38,7 +38,7 @@ def register(
             raise ArgumentError(f"a rule named '{name}' is registered already; choose another name")
         _defaults.pop(name, None)
         if isinstance(definition, type):
-            if not issubclass(definition, (Pointwise, Rowwise, RowNormalized)):
+            if not issubclass(definition, (Pointwise, Rowwise, RowNormalized, RowCentered)):
                 raise ArgumentError(f"rule '{name}': the class must derive from rules.Pointwise or rules.Rowwise")
             definition.name = name
             _registry[name] = definition

@@ -1,10 +1,25 @@
-// The activations, and what the backward pass needs of their slopes.
+// The activations, and what the backward pass needs of their slopes: where a slope is known from the activation,
+// `times_slope` multiplies by it; else it is kept.
 #pragma once
 
 struct Relu {
-    static constexpr bool slope_kept = false;  // known from the activation alone
+    static constexpr bool slope_kept = false;
     static INLINE Vector activate(Vector s) { return positive_part(s); }
     static INLINE Vector slope(Vector, Vector) { return Vector{}; }
+    static INLINE Vector times_slope(Vector d, Vector a) { return (a == 0.0f) ? Vector{} : d; }
+};
+
+// (e^s - 1)+, with scores above HIGHEST counted as HIGHEST.
+struct ReluExp {
+    static constexpr bool slope_kept = false;
+    static constexpr float HIGHEST = 60.0f;
+    static INLINE Vector power(Vector s) { return exponential((s > HIGHEST) ? filled(HIGHEST) : s); }
+    static INLINE Vector activate(Vector s) { return positive_part(power(s) - 1.0f); }
+    static INLINE Vector slope(Vector, Vector) { return Vector{}; }
+    static INLINE Vector times_slope(Vector d, Vector a) {
+        const Vector highest = power(filled(HIGHEST)) - 1.0f;
+        return ((a == 0.0f) | (a >= highest)) ? Vector{} : d * (a + 1.0f);
+    }
 };
 
 struct ReluSquared {
@@ -14,10 +29,12 @@ struct ReluSquared {
         return positive * positive;
     }
     static INLINE Vector slope(Vector s, Vector) { return 2.0f * positive_part(s); }
+    static INLINE Vector times_slope(Vector d, Vector) { return d; }
 };
 
 struct Sigmoid {
     static constexpr bool slope_kept = true;
     static INLINE Vector activate(Vector s) { return 1.0f / (1.0f + exponential(-s)); }
     static INLINE Vector slope(Vector, Vector a) { return a * (1.0f - a); }
+    static INLINE Vector times_slope(Vector d, Vector) { return d; }
 };

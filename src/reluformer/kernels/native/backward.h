@@ -94,11 +94,7 @@ inline void score_gradients(const BackwardBuffers& buffers, const float* d_out, 
                     const Vector a = load(buffers.weights + place);
                     Vector d = block.at[r][side] + constant;
                     if (Logs) d += log_factor * logarithm(a);
-                    if (Act::slope_kept) {
-                        d *= load(buffers.slopes + place);
-                    } else {
-                        d = (a == 0.0f) ? Vector{} : d;
-                    }
+                    d = Act::slope_kept ? d * load(buffers.slopes + place) : Act::times_slope(d, a);
                     store(buffers.slopes + place, d);
                 }
             }
@@ -205,6 +201,7 @@ inline void backward(const Gradient& gradient, const Rows& rows, float* memory, 
         case RELU: return backward_with<Relu>(gradient, rows, buffers, d_q, d_row_bias, b, h, begin, end);
         case RELU_SQUARED:
             return backward_with<ReluSquared>(gradient, rows, buffers, d_q, d_row_bias, b, h, begin, end);
+        case RELU_EXP: return backward_with<ReluExp>(gradient, rows, buffers, d_q, d_row_bias, b, h, begin, end);
         default: return backward_with<Sigmoid>(gradient, rows, buffers, d_q, d_row_bias, b, h, begin, end);
     }
 }

@@ -97,6 +97,7 @@ inline void few(const Problem& problem, const Rows& rows, float* memory, int64_t
     switch (problem.activation) {
         case RELU: return few_task<Relu>(problem, rows, buffers, b, h);
         case RELU_SQUARED: return few_task<ReluSquared>(problem, rows, buffers, b, h);
+        case RELU_EXP: return few_task<ReluExp>(problem, rows, buffers, b, h);
         default: return few_task<Sigmoid>(problem, rows, buffers, b, h);
     }
 }

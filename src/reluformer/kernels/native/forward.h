@@ -130,6 +130,7 @@ inline void forward(const Problem& problem, const Rows& rows, float* memory, int
     switch (problem.activation) {
         case RELU: return forward_task<Relu>(problem, rows, buffers, b, h, begin, end);
         case RELU_SQUARED: return forward_task<ReluSquared>(problem, rows, buffers, b, h, begin, end);
+        case RELU_EXP: return forward_task<ReluExp>(problem, rows, buffers, b, h, begin, end);
         default: return forward_task<Sigmoid>(problem, rows, buffers, b, h, begin, end);
     }
 }

@@ -25,7 +25,7 @@ struct Tensor3 {
 // Up to so many queries are read slot by slot instead of tile by tile.
 constexpr int64_t FEW = 8;
 
-enum Activation : int64_t { RELU = 0, RELU_SQUARED = 1, SIGMOID = 2 };
+enum Activation : int64_t { RELU = 0, RELU_SQUARED = 1, SIGMOID = 2, RELU_EXP = 3 };
 enum Path : int64_t { PORTABLE = 0, AVX2 = 1, AVX512 = 2 };
 
 // w_ij = act(scale q_i k_j + row_bias_i + key_bias_j - [log_n] log n_i) * factor * n_i^-exponent,
