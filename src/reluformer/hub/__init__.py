@@ -1,0 +1,51 @@
+"""Hugging Face transformers: rules as attention of any model, and ReLUFormer as one of its models.
+
+    from reluformer import hub
+
+    hub.register()
+    model = AutoModel.from_pretrained(..., attn_implementation="reluformer:relu")
+
+Needs the extra `[hf]`; transformers is imported when a name is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from reluformer.errors import ReluformerError
+
+if TYPE_CHECKING:
+    from reluformer.hub.attention import PREFIX as PREFIX
+    from reluformer.hub.attention import attention_function as attention_function
+    from reluformer.hub.registration import register as register
+
+_HOME = {
+    "PREFIX": "reluformer.hub.attention",
+    "attention_function": "reluformer.hub.attention",
+    "register": "reluformer.hub.registration",
+}
+__all__ = [*_HOME]
+
+
+class MissingExtraError(ReluformerError, ImportError):
+    """A part of the package that was not installed is needed."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'reluformer.hub' has no attribute '{name}'")
+    try:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise
+        raise MissingExtraError(
+            f"reluformer.hub.{name} needs transformers; install it with: pip install 'reluformer[hf]'"
+        ) from None
+    globals()[name] = value  # looked up once
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})
