@@ -61,6 +61,11 @@ class Tokenizer:
         return int(self._tokenizer.get_vocab_size())
 
     @property
+    def definition(self) -> str:
+        """The text of its tokenizer.json."""
+        return self._definition
+
+    @property
     def fingerprint(self) -> str:
         """SHA-256 of the definition: equal for equal tokenizers only."""
         return hashlib.sha256(self._definition.encode("utf-8")).hexdigest()

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+)
 
 from reluformer import rules
 from reluformer.hub import guard
 from reluformer.hub.attention import PREFIX, attention_function
+from reluformer.hub.configuration import ReLUFormerConfig
 from reluformer.hub.masks import mask_function
+from reluformer.hub.modeling import ReLUFormerForConditionalGeneration
+from reluformer.hub.tokenization import ReLUFormerTokenizer
 
 
 def register() -> None:
-    """Every registered rule as attn_implementation="reluformer:NAME", for all models of transformers.
+    """Every registered rule as attn_implementation="reluformer:NAME" for all models of transformers, and ReLUFormer.
 
+    After it AutoConfig, AutoModelForSeq2SeqLM and AutoTokenizer know an exported ReLUFormer.
     Call it again after registering rules of your own; calling it twice does no harm.
     """
     for name in rules.names():
         _offer(name)
     guard.install(_offer)
+    AutoConfig.register(ReLUFormerConfig.model_type, ReLUFormerConfig, exist_ok=True)
+    AutoModelForSeq2SeqLM.register(ReLUFormerConfig, ReLUFormerForConditionalGeneration, exist_ok=True)
+    AutoTokenizer.register(ReLUFormerConfig, tokenizer_class=ReLUFormerTokenizer, exist_ok=True)
 
 
 def _offer(name: str) -> None:
