@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from reluformer import __version__
-from reluformer.cli import data, demo, doctor, evaluate, inspect, prepare, score, study, train, translate
+from reluformer.cli import data, demo, doctor, evaluate, export, inspect, prepare, score, study, train, translate
 from reluformer.errors import ReluformerError
 
 app = typer.Typer(
@@ -33,6 +33,7 @@ app.command(name="score")(score.score)
 app.command(name="evaluate")(evaluate.evaluate)
 app.command(name="inspect")(inspect.inspect)
 app.command(name="study")(study.study)
+app.command(name="export")(export.export)
 app.command(name="doctor")(doctor.doctor)
 
 

@@ -18,12 +18,30 @@ from reluformer.errors import ReluformerError
 if TYPE_CHECKING:
     from reluformer.hub.attention import PREFIX as PREFIX
     from reluformer.hub.attention import attention_function as attention_function
+    from reluformer.hub.configuration import ReLUFormerConfig as ReLUFormerConfig
+    from reluformer.hub.exchange import export_run as export_run
+    from reluformer.hub.exchange import import_run as import_run
+    from reluformer.hub.generation import OutlineProcessor as OutlineProcessor
+    from reluformer.hub.generation import search_settings as search_settings
+    from reluformer.hub.generation import translator as translator
+    from reluformer.hub.modeling import ReLUFormerForConditionalGeneration as ReLUFormerForConditionalGeneration
+    from reluformer.hub.pipeline import TranslationPipeline as TranslationPipeline
     from reluformer.hub.registration import register as register
+    from reluformer.hub.tokenization import ReLUFormerTokenizer as ReLUFormerTokenizer
 
 _HOME = {
     "PREFIX": "reluformer.hub.attention",
     "attention_function": "reluformer.hub.attention",
+    "ReLUFormerConfig": "reluformer.hub.configuration",
+    "export_run": "reluformer.hub.exchange",
+    "import_run": "reluformer.hub.exchange",
+    "OutlineProcessor": "reluformer.hub.generation",
+    "search_settings": "reluformer.hub.generation",
+    "translator": "reluformer.hub.generation",
+    "ReLUFormerForConditionalGeneration": "reluformer.hub.modeling",
+    "TranslationPipeline": "reluformer.hub.pipeline",
     "register": "reluformer.hub.registration",
+    "ReLUFormerTokenizer": "reluformer.hub.tokenization",
 }
 __all__ = [*_HOME]
 

@@ -9,6 +9,7 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
 )
+from transformers.pipelines import PIPELINE_REGISTRY
 
 from reluformer import rules
 from reluformer.hub import guard
@@ -16,13 +17,15 @@ from reluformer.hub.attention import PREFIX, attention_function
 from reluformer.hub.configuration import ReLUFormerConfig
 from reluformer.hub.masks import mask_function
 from reluformer.hub.modeling import ReLUFormerForConditionalGeneration
+from reluformer.hub.pipeline import TASK, TranslationPipeline
 from reluformer.hub.tokenization import ReLUFormerTokenizer
 
 
 def register() -> None:
     """Every registered rule as attn_implementation="reluformer:NAME" for all models of transformers, and ReLUFormer.
 
-    After it AutoConfig, AutoModelForSeq2SeqLM and AutoTokenizer know an exported ReLUFormer.
+    After it AutoConfig, AutoModelForSeq2SeqLM and AutoTokenizer know an exported
+    ReLUFormer, and `pipeline` the task "reluformer-translation".
     Call it again after registering rules of your own; calling it twice does no harm.
     """
     for name in rules.names():
@@ -31,6 +34,8 @@ def register() -> None:
     AutoConfig.register(ReLUFormerConfig.model_type, ReLUFormerConfig, exist_ok=True)
     AutoModelForSeq2SeqLM.register(ReLUFormerConfig, ReLUFormerForConditionalGeneration, exist_ok=True)
     AutoTokenizer.register(ReLUFormerConfig, tokenizer_class=ReLUFormerTokenizer, exist_ok=True)
+    PIPELINE_REGISTRY.supported_tasks.pop(TASK, None)  # registering a task twice is a warning
+    PIPELINE_REGISTRY.register_pipeline(TASK, TranslationPipeline, pt_model=AutoModelForSeq2SeqLM, type="text")
 
 
 def _offer(name: str) -> None:

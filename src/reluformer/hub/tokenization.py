@@ -87,8 +87,8 @@ class ReLUFormerTokenizer(PreTrainedTokenizerFast):
         for document in documents:
             if isinstance(document, str):
                 raise ArgumentError("encode_documents takes documents as lists of sentences; write [[sentence], ...]")
-            sentences = self.own.encode_batch(list(document))
-            rows.append([token for sentence in sentences for token in (*sentence, SEPARATOR)][:-1] + [END])
+            tokens = [token for sentence in self.own.encode_batch(list(document)) for token in (*sentence, SEPARATOR)]
+            rows.append([*tokens[:-1], END])
         return self.pad({"input_ids": rows}, **padding)
 
     def decode_sentences(self, ids: Sequence[int]) -> list[str]:

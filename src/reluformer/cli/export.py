@@ -1,0 +1,93 @@
+"""`reluformer export`: a run in the form of another library, and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from reluformer.cli import models
+from reluformer.cli.options import AsJson, Plugins
+from reluformer.errors import ArgumentError
+
+
+class Form(StrEnum):
+    """What a model can become."""
+
+    hf = "hf"
+    onnx = "onnx"
+    run = "run"
+
+
+def export(
+    source: Annotated[Path, typer.Argument(metavar="RUN", help="A run; with --to run, an export.", show_default=False)],
+    to: Annotated[Form, typer.Option("--to", help="hf: transformers; onnx; run: from hf back.", show_default=False)],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Where to; default: RUN/hf, RUN/onnx, ...")
+    ] = None,
+    quantize: Annotated[
+        str | None, typer.Option("--quantize", metavar="int8", help="With --to onnx: smaller weights.")
+    ] = None,
+    opset: Annotated[int | None, typer.Option("--opset", min=1, help="With --to onnx: its opset.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an export that is there already.")] = False,
+    plugin: Plugins = [],  # noqa: B006
+    as_json: AsJson = False,
+) -> None:
+    """Write a run's model for transformers or for ONNX runtimes, or turn such an export back into a run.
+
+    The numbers of `--to hf` and `--to run` are the run's own, bit for bit.
+
+    Example: reluformer export runs/demo --to hf --out exported
+    """
+    if to is not Form.onnx and (quantize is not None or opset is not None):
+        raise ArgumentError(f"--quantize and --opset are for --to onnx, not --to {to}; leave them out")
+    target = source / to if out is None else out
+    written = _WRITERS[to](source, target, quantize, opset, force)
+    if as_json:
+        typer.echo(json.dumps(written, indent=2))
+        return
+    typer.echo(f"wrote {target}")
+    for name, size in written.get("files", {}).items():
+        typer.echo(f"  {name}  {size:,} bytes")
+    typer.echo(_NEXT[to].format(out=target))
+
+
+def _to_hf(run: Path, out: Path, quantize: str | None, opset: int | None, force: bool) -> dict[str, Any]:
+    from reluformer import hub
+
+    models.check_model(run)
+    result: dict[str, Any] = hub.export_run(run, out, force=force)
+    return result
+
+
+def _to_run(source: Path, out: Path, quantize: str | None, opset: int | None, force: bool) -> dict[str, Any]:
+    from reluformer import hub
+
+    result: dict[str, Any] = hub.import_run(source, out, force=force)
+    return result
+
+
+def _to_onnx(run: Path, out: Path, quantize: str | None, opset: int | None, force: bool) -> dict[str, Any]:
+    from reluformer.hub import onnx
+
+    models.check_model(run)
+    result: dict[str, Any] = onnx.export_run(run, out, quantize=quantize, opset=opset, force=force)
+    return result
+
+
+_WRITERS: dict[Form, Callable[[Path, Path, str | None, int | None, bool], dict[str, Any]]] = {
+    Form.hf: _to_hf,
+    Form.onnx: _to_onnx,
+    Form.run: _to_run,
+}
+_NEXT = {
+    Form.hf: (
+        "load it with: from reluformer import hub; hub.register(); AutoModelForSeq2SeqLM.from_pretrained('{out}')"
+    ),
+    Form.onnx: "docs/onnx.md tells how to run it",
+    Form.run: "translate with: reluformer translate {out} document.txt",
+}

@@ -1,0 +1,57 @@
+"""Texts in, translations out, as a pipeline of transformers.
+
+transformers 5 removed its own "translation" task; `pipeline("reluformer-translation", ...)`
+takes its place for a ReLUFormer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import LogitsProcessorList, Pipeline
+
+from reluformer.config.decoding import DecodingConfig
+from reluformer.data import formats
+from reluformer.hub.generation import OutlineProcessor, check_tokenizer, search_settings, texts_of
+
+TASK = "reluformer-translation"
+
+
+class TranslationPipeline(Pipeline):
+    """Each text is one document, read in one piece; its sentences are found and kept apart.
+
+    Options of `DecodingConfig` (beam, length_penalty, n_best, ...) may be given to the
+    pipeline or to a call. For documents longer than the model was trained on, `hub.translator`.
+    """
+
+    _load_processor = False
+    _load_image_processor = False
+    _load_feature_extractor = False
+    _load_tokenizer = True
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        check_tokenizer(self.model, self.tokenizer)
+
+    def _sanitize_parameters(self, **decoding: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        DecodingConfig().replace(**decoding)  # an error names the nearest option
+        return {}, decoding, {}
+
+    def preprocess(self, text: str) -> Any:
+        sentences, _ = formats.get("plain").parse(text)
+        return self.tokenizer.encode_documents([sentences or [text]], return_tensors="pt")
+
+    def _forward(self, inputs: Any, **decoding: Any) -> dict[str, Any]:
+        config = DecodingConfig().replace(**decoding)
+        outline = OutlineProcessor(inputs["input_ids"], config)
+        rows = self.model.generate(
+            **inputs,
+            **search_settings(config),
+            max_new_tokens=outline.max_new_tokens,
+            logits_processor=LogitsProcessorList([outline]),
+        )
+        return {"rows": rows.unflatten(0, (inputs["input_ids"].size(0), -1))}
+
+    def postprocess(self, outputs: dict[str, Any]) -> list[dict[str, str]]:
+        """The n best of one text, best first."""
+        return [{"translation_text": text} for text in texts_of(outputs["rows"][0].tolist(), self.tokenizer)]
