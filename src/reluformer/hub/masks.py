@@ -61,7 +61,7 @@ def mask_function(
             kv_offset=kv_offset,
             mask_function=mask_function,
             attention_mask=attention_mask,
-            allow_is_causal_skip=allow_is_causal_skip and square,
+            allow_is_causal_skip=allow_is_causal_skip and square and options.get("local_size") is not None,
             device=device,
             **{**options, "allow_is_bidirectional_skip": False},
         )

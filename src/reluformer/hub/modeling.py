@@ -232,9 +232,14 @@ def _source_mask(mask: Tensor | None) -> Tensor | None:
 def _check_padding(name: str, mask: Tensor | None, cache: Any) -> None:
     if mask is None:
         return
+    if mask.ndim != 2:
+        raise ArgumentError(
+            f"{name} has shape {tuple(mask.shape)}; a ReLUFormer takes (batch, length), and with generate() the "
+            "dynamic cache, which is the default"
+        )
     visible = mask.bool()
     grown = cache is not None and cache.get_seq_length() > 0
-    if mask.ndim != 2 or bool((visible[:, 1:] & ~visible[:, :-1]).any()) or (grown and not bool(visible.all())):
+    if bool((visible[:, 1:] & ~visible[:, :-1]).any()) or (grown and not bool(visible.all())):
         raise ArgumentError(
             f"{name} of shape {tuple(mask.shape)} hides a token before a visible one; positions count from the left, "
             "so pad on the right (tokenizer.padding_side = 'right')"
