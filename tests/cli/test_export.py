@@ -1,0 +1,50 @@
+"""`reluformer export`: a run for transformers, and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from reluformer.errors import ArgumentError, StorageError
+
+pytest.importorskip("transformers", reason="needs the extra [hf]")
+
+Invoke = Callable[..., Result]
+FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer.meta.json", "recipe.yaml")
+
+
+def test_there_and_back(run: Path, invoke: Invoke, tmp_path: Path) -> None:
+    shown = invoke("export", run, "--to", "hf", "--out", tmp_path / "hf").stdout
+    assert f"wrote {tmp_path / 'hf'}" in shown
+    assert "model.safetensors" in shown
+    assert f"AutoModelForSeq2SeqLM.from_pretrained('{tmp_path / 'hf'}')" in shown
+    found = json.loads(invoke("export", tmp_path / "hf", "--to", "run", "--json").stdout)
+    back = tmp_path / "hf" / "run"
+    assert (found["to"], found["out"], sorted(found["files"])) == ("run", str(back), sorted(FILES))
+    for name in FILES:
+        assert (back / name).read_bytes() == (run / name).read_bytes()
+    translated = [invoke("translate", path, stdin="The house is big.\n").stdout for path in (run, back)]
+    assert translated[0] == translated[1] != ""
+
+
+def test_wrong_use(run: Path, invoke: Invoke, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="no such directory"):
+        invoke("export", tmp_path / "none", "--to", "hf")
+    with pytest.raises(StorageError, match="not a run"):
+        invoke("export", tmp_path, "--to", "hf")
+    with pytest.raises(ArgumentError, match="are for --to onnx"):
+        invoke("export", run, "--to", "hf", "--quantize", "int8")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "file").write_text("")
+    with pytest.raises(StorageError, match="choose another --out, or --force"):
+        invoke("export", run, "--to", "hf", "--out", tmp_path / "there")
+    assert invoke("export", run).exit_code == 2
+    assert invoke("export", run, "--to", "gguf").exit_code == 2
+
+
+def test_help_has_an_example(invoke: Invoke) -> None:
+    assert "Example: reluformer export runs/demo --to hf" in invoke("export", "--help").stdout
