@@ -69,6 +69,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "beam": dict(beam=4, n_best=3),
     "short": dict(beam=4, length_penalty=0.0),
     "long": dict(beam=3, length_penalty=2.0, n_best=2),
+    "quick": dict(beam=3, n_best=2, stop="beam"),
     "minimum": dict(beam=3, min_length=6),
 }
 
@@ -96,9 +97,7 @@ def test_sampling() -> None:
     assert not torch.equal(drawn[0], drawn[2])
 
 
-def test_a_search_that_generate_has_no_word_for_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="stop=beam has no equal"):
-        hub.search_settings(DecodingConfig(stop="beam"))
+def test_an_outline_of_other_sources_is_refused() -> None:
     tokens, mask = sources()
     outline = hub.OutlineProcessor(tokens[:2])
     with pytest.raises(ArgumentError, match="5 rows but 2 sources"):

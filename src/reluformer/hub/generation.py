@@ -2,7 +2,7 @@
 
 `generate(**search_settings(config))` ranks hypotheses as `decoding.beam_search` does: both
 divide the log-probability by length^length_penalty, the end counted, the begin not; and
-`early_stopping="never"` is our `stop: exact`. What an outline forbids is forbidden by
+`early_stopping` "never" and True are our `stop` exact and beam. What an outline forbids is forbidden by
 `OutlineProcessor`, after the softmax, so it takes no probability away in either.
 """
 
@@ -57,17 +57,12 @@ class OutlineProcessor(LogitsProcessor):
 
 def search_settings(config: DecodingConfig) -> dict[str, Any]:
     """The arguments of `generate` that mean what `config` means."""
-    if config.stop != "exact":
-        raise ArgumentError(
-            f"decoding.stop={config.stop} has no equal in generate(): its early_stopping=True stops all "
-            "sources together; use stop=exact"
-        )
     return {
         "do_sample": False,
         "num_beams": config.beam,
         "num_return_sequences": config.n_best,
         "length_penalty": config.length_penalty,
-        "early_stopping": "never" if config.beam > 1 else False,
+        "early_stopping": config.beam > 1 and ("never" if config.stop == "exact" else True),
     }
 
 
