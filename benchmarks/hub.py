@@ -4,12 +4,18 @@ A pass makes the mask once and attends `--layers` times, as a model does; the di
 key mask at hand and only reads. Rows of the batch are padded to different lengths. Llama's
 keys are shared by four heads each; the direct pass repeats them, as `read()` needs it.
 
+The two take turns, first one ahead and then the other, and each turn gives a ratio. Time is that of
+the processor on one thread, so that other jobs on a shared machine count as little as they can.
+
 python benchmarks/hub.py [--json [FILE]] [--lengths 128 512 2048] [--layers 4]
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +26,7 @@ from torch import Tensor, nn
 from transformers import masking_utils
 
 import reluformer as rf
-from measure import circumstances, interleaved, publish
+from measure import circumstances, publish
 from reluformer import hub
 from reluformer.hub.masks import mask_function
 
@@ -90,42 +96,67 @@ def passes(shape: Shape, rule: str, length: int, layers: int, trains: bool) -> d
     return {"direct": direct, "interface": interface}
 
 
+@dataclass(frozen=True)
+class Ratio:
+    """Quartiles of interface / direct over the turns."""
+
+    direct: float
+    """Seconds, the median."""
+    quartiles: list[float]
+
+
+def compared(calls: dict[str, Callable[[], object]], repeats: int, seconds: float) -> Ratio:
+    """Both competitors in turns, at least eight of them, until they took `seconds`."""
+    for call in calls.values():
+        call()
+    spent: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(repeats):
+        if turn >= 8 and sum(map(sum, spent.values())) > seconds:
+            break
+        for name in sorted(calls, reverse=turn % 2 == 1):
+            started = time.process_time()
+            calls[name]()
+            spent[name].append(time.process_time() - started)
+    ratios = [through / alone for through, alone in zip(spent["interface"], spent["direct"], strict=True)]
+    return Ratio(statistics.median(spent["direct"]), statistics.quantiles(ratios, n=4))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512, 2048])
     parser.add_argument("--rules", nargs="+", default=["relu", "softmax"])
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=4.0, help="at most so long for each competitor")
+    parser.add_argument("--repeats", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of the processor for a comparison")
     parser.add_argument("--json", nargs="?", const="", metavar="FILE", help="print JSON, and write it to FILE")
     arguments = parser.parse_args()
     as_json = arguments.json is not None
+    torch.set_num_threads(1)
     rows = []
-    for name, shape in SHAPES.items():
-        for rule in arguments.rules:
-            for trains in (False, True):
-                for length in arguments.lengths:
-                    calls = passes(shape, rule, length, arguments.layers, trains)
-                    with torch.set_grad_enabled(trains):
-                        timings = interleaved(calls, arguments.repeats, warmup=2, seconds=arguments.seconds)
-                    direct, interface = timings["direct"], timings["interface"]
-                    row = {
-                        "shape": name,
-                        "rule": rule,
-                        "pass": "training" if trains else "inference",
-                        "length": length,
-                        "rows": max(1, TOKENS // length),
-                        "direct_milliseconds": round(1000 * direct.median, 3),
-                        "ratio": round(interface.median / direct.median, 3),
-                        "spread": {"direct": round(direct.spread, 3), "interface": round(interface.spread, 3)},
-                    }
-                    rows.append(row)
-                    if not as_json:
-                        print(
-                            f"{name:6s} {rule:8s} {row['pass']:9s} {length:5d} "
-                            f"direct {row['direct_milliseconds']:9.2f} ms, interface x {row['ratio']:.3f} "
-                            f"(spread {direct.spread:.0%}, {interface.spread:.0%})"
-                        )
+    settings = itertools.product(SHAPES, arguments.rules, (False, True), arguments.lengths)
+    for name, rule, trains, length in settings:
+        calls = passes(SHAPES[name], rule, length, arguments.layers, trains)
+        with torch.set_grad_enabled(trains):
+            found = compared(calls, arguments.repeats, arguments.seconds)
+        low, median, high = found.quartiles
+        kind = "training" if trains else "inference"
+        rows.append(
+            {
+                "shape": name,
+                "rule": rule,
+                "pass": kind,
+                "length": length,
+                "rows": max(1, TOKENS // length),
+                "direct_milliseconds": round(1000 * found.direct, 3),
+                "ratio": round(median, 3),
+                "quartiles": [round(low, 3), round(high, 3)],
+            }
+        )
+        if not as_json:
+            print(
+                f"{name:6s} {rule:8s} {kind:9s} {length:5d}  direct {1000 * found.direct:9.2f} ms, "
+                f"interface x {median:.3f} ({low:.3f} to {high:.3f})"
+            )
     results = {
         "benchmark": "hub",
         **circumstances(),
