@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import Result
 
+from reluformer import hub
 from reluformer.errors import ArgumentError, StorageError
 
 pytest.importorskip("transformers", reason="needs the extra [hf]")
@@ -29,6 +32,19 @@ def test_there_and_back(run: Path, invoke: Invoke, tmp_path: Path) -> None:
         assert (back / name).read_bytes() == (run / name).read_bytes()
     translated = [invoke("translate", path, stdin="The house is big.\n").stdout for path in (run, back)]
     assert translated[0] == translated[1] != ""
+
+
+def test_onnx_is_handed_on(run: Path, invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {}
+
+    def export_run(run: Path, out: Path, **options: Any) -> dict[str, Any]:
+        asked.update(run=run, out=out, **options)
+        return {"files": {"model.onnx": 3}}
+
+    monkeypatch.setattr(hub, "onnx", SimpleNamespace(export_run=export_run), raising=False)
+    shown = invoke("export", run, "--to", "onnx", "--quantize", "int8", "--opset", "20", "--force").stdout
+    assert asked == {"run": run, "out": run / "onnx", "quantize": "int8", "opset": 20, "force": True}
+    assert "model.onnx  3 bytes" in shown
 
 
 def test_wrong_use(run: Path, invoke: Invoke, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -81,16 +82,16 @@ def families() -> dict[str, Family]:
 
 
 @pytest.fixture(autouse=True)
-def registered() -> None:
+def _registered() -> Iterator[None]:
+    """Rules and model known to transformers, which keeps its logs to itself."""
+    if importlib.util.find_spec("transformers") is None:
+        yield
+        return
+    from transformers.utils import logging
+
     from reluformer import hub
 
     hub.register()
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    from transformers.utils import logging
-
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -53,7 +53,7 @@ def test_the_same_slots_are_visible(pattern: str, lengths: str, padding: str | N
         parts = Parts(causal=True)
     else:
         assert torch.equal(made, expected)
-        parts = parts_of(made, queries, slots)
+        parts = parts_of(made, 2, queries, slots)
     visible = Visibility(queries, slots, torch.device("cpu"), *parts).dense()
     everything = torch.ones(2, 1, queries, slots, dtype=torch.bool)
     assert torch.equal(everything if visible is None else visible & everything, expected)
@@ -67,22 +67,29 @@ def test_a_mask_is_made_where_none_may_be_left_out() -> None:
     made = mask_function(batch_size=2, q_length=4, kv_length=4, allow_is_causal_skip=False)
     assert made is not None
     assert torch.equal(made[1, 0], torch.ones(4, 4, dtype=torch.bool).tril())
-    assert parts_of(made, 4, 4) == Parts(causal=True)
+    assert parts_of(made, 2, 4, 4) == Parts(causal=True)
 
 
 def test_a_changed_mask_loses_its_note() -> None:
     keys = hidden_tokens(6, "left")
     made = mask_function(batch_size=2, q_length=6, kv_length=6, attention_mask=keys)
     assert made is not None
-    parts = parts_of(made, 6, 6)
+    parts = parts_of(made, 2, 6, 6)
     assert parts.causal and parts.key_mask is not None and torch.equal(parts.key_mask, keys)
     cut = made[:, :, :, :5]
-    assert parts_of(cut, 6, 5).mask is cut
-    assert parts_of(made.clone(), 6, 6).mask is not None
+    assert parts_of(cut, 2, 6, 5).mask is cut
+    assert parts_of(made.clone(), 2, 6, 6).mask is not None
     made[0, 0, 5, 0] = False
-    assert parts_of(made, 6, 6).mask is made
+    assert parts_of(made, 2, 6, 6).mask is made
 
 
 def test_a_mask_that_differs_by_head_is_kept() -> None:
     mask = torch.ones(2, 3, 1, 5, dtype=torch.bool)
-    assert parts_of(mask, 1, 5).mask is mask
+    assert parts_of(mask, 2, 1, 5).mask is mask
+
+
+def test_one_mask_for_all_rows() -> None:
+    mask = torch.tensor([True, False, True]).view(1, 1, 1, 3)
+    keys = parts_of(mask, 2, 4, 3).key_mask
+    assert keys is not None and torch.equal(keys, mask.view(1, 3).expand(2, 3))
+    assert parts_of(mask, 2, 4, 5).mask is mask  # does not fit: `read` says so

@@ -112,7 +112,7 @@ def _visible(
     position_bias: Tensor | None,
 ) -> tuple[Parts, Tensor | None]:
     """Who sees what, and what is added to the scores."""
-    queries, slots = query.size(2), key.size(2)
+    batch, queries, slots = query.size(0), query.size(2), key.size(2)
     if mask is None:
         return Parts(causal=_is_causal(module, queries, slots, is_causal)), position_bias
     if not isinstance(mask, Tensor) or mask.ndim != 4:
@@ -122,7 +122,7 @@ def _visible(
             "or floating point to be added to the scores"
         )
     if mask.dtype == torch.bool:
-        return parts_of(mask, queries, slots), position_bias
+        return parts_of(mask, batch, queries, slots), position_bias
     if not mask.is_floating_point():
         raise ArgumentError(
             f"{type(module).__name__} gives a mask of {mask.dtype}, which could mean either; convert it with .bool(), "
@@ -130,7 +130,7 @@ def _visible(
         )
     hidden = mask <= torch.finfo(mask.dtype).min / 2
     added = mask.masked_fill(hidden, 0)
-    return parts_of(~hidden, queries, slots), added if position_bias is None else added + position_bias
+    return parts_of(~hidden, batch, queries, slots), added if position_bias is None else added + position_bias
 
 
 def _is_causal(module: nn.Module, queries: int, slots: int, is_causal: bool | None) -> bool:

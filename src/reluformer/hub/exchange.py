@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import yaml
+from transformers.utils import logging
 
 from reluformer import storage
 from reluformer.decoding.translator import RECIPE, load
@@ -37,7 +38,7 @@ def export_run(run: Path, out: Path, *, force: bool = False) -> dict[str, Any]:
     )
     model = ReLUFormerForConditionalGeneration(config).eval()
     model.model.load_state_dict(found.model.state_dict())
-    with _whole_directory(out, force) as directory:
+    with _whole_directory(out, force) as directory, _without_progress_bars():
         model.save_pretrained(directory)
         ReLUFormerTokenizer.of(found.tokenizer).save_pretrained(directory)
         _copy_recipe(run, directory)
@@ -48,7 +49,8 @@ def import_run(source: Path, out: Path, *, force: bool = False) -> dict[str, Any
     """Write a directory of transformers that holds a ReLUFormer as a run that `reluformer.load` reads."""
     _check_is_ours(source)
     tokenizer = ReLUFormerTokenizer.from_pretrained(source)
-    model = ReLUFormerForConditionalGeneration.from_pretrained(source, dtype=torch.float32)
+    with _without_progress_bars():
+        model = ReLUFormerForConditionalGeneration.from_pretrained(source, dtype=torch.float32)
     with _whole_directory(out, force) as directory:
         tokenizer.own.save(directory)
         _copy_recipe(source, directory)
@@ -92,6 +94,18 @@ def _languages(run: Path) -> dict[str, str]:
 def _copy_recipe(source: Path, target: Path) -> None:
     if (source / RECIPE).is_file():
         shutil.copyfile(source / RECIPE, target / RECIPE)
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """A model here is written in a moment, and its files are listed."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 @contextmanager

@@ -76,9 +76,10 @@ def check_model(model: type[PreTrainedModel], implementation: str) -> None:
 def check_layers(model: PreTrainedModel) -> None:
     """Refuse a model some of whose layers would keep their softmax."""
     for module in _own_modules(model):
-        if _has_softmax_of_its_own(type(module)):
+        kind: Any = type(module)
+        if _has_softmax_of_its_own(kind):
             raise ArgumentError(
-                f"{type(model).__name__}: its {type(module).__name__} computes a softmax by itself, not through "
+                f"{type(model).__name__}: its {kind.__name__} computes a softmax by itself, not through "
                 f"transformers' AttentionInterface, so a rule would change only a part of its attention; {_FAMILIES}"
             )
 

@@ -74,14 +74,15 @@ def mask_function(
     return _noted(dense, Parts(causal=True, key_mask=keys))
 
 
-def parts_of(mask: Tensor, queries: int, slots: int) -> Parts:
-    """A boolean mask (B or 1, H or 1, Tq, Tk) as the arguments of a read."""
+def parts_of(mask: Tensor, batch: int, queries: int, slots: int) -> Parts:
+    """A boolean mask that broadcasts to (B, H, Tq, Tk) as the arguments of a read."""
     noted = getattr(mask, _NOTE, None)
     if noted is not None and noted[1] == mask._version and mask.shape[2:] == (queries, slots):
         parts: Parts = noted[0]
         return parts
-    if mask.size(1) == 1 and (mask.size(2) == 1 or mask.stride(2) == 0):  # the same for every query
-        return Parts(key_mask=mask[:, 0, 0])
+    same_for_every_query = mask.size(1) == 1 and (mask.size(2) == 1 or mask.stride(2) == 0)
+    if same_for_every_query and mask.size(0) in (1, batch) and mask.size(3) == slots:
+        return Parts(key_mask=mask[:, 0, 0].expand(batch, slots))
     return Parts(mask=mask)
 
 
