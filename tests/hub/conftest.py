@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,16 +29,10 @@ class Family:
     """It takes position_ids, so a row can be padded on the left."""
 
     def make(self, implementation: str, **changes: Any) -> Any:
-        import transformers
-
-        config_class, model_class = (getattr(transformers, name) for name in self.classes)
-        config = config_class(**{**self.options, **changes})
-        torch.manual_seed(7)
-        model = model_class._from_config(config, attn_implementation=implementation)
-        for parameter in model.parameters():  # the initial weights are too small for scores that matter
-            if parameter.ndim > 1:
-                torch.nn.init.normal_(parameter, std=0.4)
-        return model.eval()
+        """The same weights each time."""
+        model = copy.deepcopy(_drawn(self.name, tuple(changes.items())))
+        model.set_attn_implementation(implementation)
+        return model
 
     def logits(self, model: Any, tokens: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
         """(B, T, V); for an encoder-decoder, tokens and mask are the source and the target is fixed."""
@@ -46,6 +42,20 @@ class Family:
             options.setdefault("position_ids", (mask.cumsum(-1) - 1).clamp_min(0))
         logits: Tensor = model(tokens, attention_mask=mask, **options).logits
         return logits
+
+
+@functools.cache
+def _drawn(name: str, changes: tuple[tuple[str, Any], ...]) -> Any:
+    import transformers
+
+    config_class, model_class = (getattr(transformers, name) for name in FAMILIES[name].classes)
+    torch.manual_seed(7)
+    config = config_class(**{**FAMILIES[name].options, **dict(changes)})
+    model = model_class._from_config(config, attn_implementation="eager")
+    for parameter in model.parameters():  # the initial weights are too small for scores that matter
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.4)
+    return model.eval()
 
 
 _SIZE = dict(vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4)

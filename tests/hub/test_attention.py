@@ -300,9 +300,21 @@ def test_a_rule_of_the_users_own(families: Any, tokens: Any) -> None:
         rules.registry._defaults.pop("hub_test_square", None)
 
 
-def test_an_unknown_rule_names_the_nearest(families: Any) -> None:
+def test_a_model_is_made_with_a_rule(families: Any, tokens: Any) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    def config() -> Any:
+        return LlamaConfig(**families["llama"].options)
+
+    made = LlamaForCausalLM._from_config(config(), attn_implementation="reluformer:relu").eval()
+    expected = families["llama"].make("reluformer:relu")
+    made.load_state_dict(expected.state_dict())
+    assert torch.equal(made(tokens(1, 9)).logits, expected(tokens(1, 9)).logits)
     with pytest.raises(UnknownNameError, match="did you mean 'relu'"):
-        families["llama"].make("reluformer:rellu")
+        LlamaForCausalLM._from_config(config(), attn_implementation="reluformer:rellu")
+
+
+def test_an_unknown_rule_names_the_nearest(families: Any) -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'softmax'"):
         families["llama"].make("eager").set_attn_implementation("reluformer:sofmax")
 
