@@ -41,9 +41,16 @@ PLAIN: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "relu_norm": lambda s, n, visible: (
         s.clamp_min(0) / (1 + (s.clamp_min(0) * visible).sum(-1, keepdim=True))
     ),
+    "relu_exp": lambda s, n, visible: _rectified_exp(s, n, visible),
     "sparsemax": lambda s, n, visible: _sparse(s, visible, "sparsemax"),
     "entmax15": lambda s, n, visible: _sparse(s, visible, "entmax15"),
 }  # fmt: skip
+
+
+def _rectified_exp(scores: Tensor, n: Tensor, visible: Tensor) -> Tensor:
+    centred = scores - (scores * visible).sum(-1, keepdim=True) / n
+    terms = (torch.exp(centred + 0.25) - 1).clamp_min(0) * visible
+    return terms / (0.1 + terms.sum(-1, keepdim=True))
 
 
 def plain_attention(rule: str) -> Callable[..., tuple[Tensor, Tensor]]:

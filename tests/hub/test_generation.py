@@ -11,7 +11,7 @@ from torch import Tensor
 
 pytest.importorskip("transformers", reason="needs the extra [hf]")
 
-from transformers import LogitsProcessorList, pipeline
+from transformers import LogitsProcessorList, MarianConfig, MarianMTModel, pipeline
 
 from reluformer import hub
 from reluformer.config import ModelConfig
@@ -115,7 +115,7 @@ def exported(tokenizer: Any, tmp_path: Path) -> Path:
 
 
 def test_the_pipeline_translates_as_our_translator(exported: Path) -> None:
-    translate = pipeline("reluformer-translation", model=str(exported))
+    translate = pipeline("translation", model=str(exported))
     settings = dict(beam=2, length_ratio=1.0, length_offset=2)
     ours = hub.translator(translate.model, translate.tokenizer, **settings)
     text = " ".join(SENTENCES[:2])
@@ -128,10 +128,11 @@ def test_the_pipeline_translates_as_our_translator(exported: Path) -> None:
         translate(text, length_penality=1.0)
 
 
-def test_the_task_of_transformers_is_gone(exported: Path) -> None:
-    """What docs/hub.md says of it; the day it comes back, it can be served."""
-    with pytest.raises(KeyError, match="translation has been removed"):
-        pipeline("translation", model=str(exported))
+def test_the_task_serves_no_other_model(tokenizer: Any) -> None:
+    sizes = dict(vocab_size=9, d_model=8, encoder_layers=1, decoder_layers=1, decoder_attention_heads=2, pad_token_id=0)
+    other = MarianMTModel(MarianConfig(**sizes, encoder_attention_heads=2, decoder_start_token_id=0))
+    with pytest.raises(ArgumentError, match="for a ReLUFormer, not for MarianMTModel"):
+        pipeline("translation", model=other, tokenizer=tokenizer)
 
 
 def test_a_tokenizer_of_another_model_is_refused(exported: Path) -> None:
@@ -140,4 +141,4 @@ def test_a_tokenizer_of_another_model_is_refused(exported: Path) -> None:
     with pytest.raises(StorageError, match="not the tokenizer that the model was trained with"):
         hub.translator(model, other)
     with pytest.raises(StorageError, match="not the tokenizer that the model was trained with"):
-        pipeline("reluformer-translation", model=model, tokenizer=other)
+        pipeline("translation", model=model, tokenizer=other)

@@ -1,7 +1,7 @@
-"""Texts in, translations out, as a pipeline of transformers.
+"""Texts in, translations out: `pipeline("translation", ...)`.
 
-transformers 5 removed its own "translation" task; `pipeline("reluformer-translation", ...)`
-takes its place for a ReLUFormer.
+transformers 5 removed its own task of that name; `register` puts this one in its place, for
+a ReLUFormer and for no other model.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from transformers import LogitsProcessorList, Pipeline
 
 from reluformer.config.decoding import DecodingConfig
 from reluformer.data import formats
+from reluformer.errors import ArgumentError
 from reluformer.hub.generation import OutlineProcessor, check_tokenizer, search_settings, texts_of
+from reluformer.hub.modeling import ReLUFormerForConditionalGeneration
 
-TASK = "reluformer-translation"
+TASK = "translation"
 
 
 class TranslationPipeline(Pipeline):
@@ -31,6 +33,11 @@ class TranslationPipeline(Pipeline):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        if not isinstance(self.model, ReLUFormerForConditionalGeneration):
+            raise ArgumentError(
+                f"transformers removed its task '{TASK}', and reluformer.hub brings it back for a ReLUFormer, not for "
+                f"{type(self.model).__name__}; call that model's generate()"
+            )
         check_tokenizer(self.model, self.tokenizer)
 
     def _sanitize_parameters(self, **decoding: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:

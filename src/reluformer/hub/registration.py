@@ -8,6 +8,7 @@ from transformers import (
     AutoConfig,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
+    pipelines,
 )
 from transformers.pipelines import PIPELINE_REGISTRY
 
@@ -25,7 +26,7 @@ def register() -> None:
     """Every registered rule as attn_implementation="reluformer:NAME" for all models of transformers, and ReLUFormer.
 
     After it AutoConfig, AutoModelForSeq2SeqLM and AutoTokenizer know an exported
-    ReLUFormer, and `pipeline` the task "reluformer-translation".
+    ReLUFormer, and `pipeline` the task "translation" again.
     Call it again after registering rules of your own; calling it twice does no harm.
     """
     for name in rules.names():
@@ -35,6 +36,7 @@ def register() -> None:
     AutoModelForSeq2SeqLM.register(ReLUFormerConfig, ReLUFormerForConditionalGeneration, exist_ok=True)
     AutoTokenizer.register(ReLUFormerConfig, tokenizer_class=ReLUFormerTokenizer, exist_ok=True)
     PIPELINE_REGISTRY.supported_tasks.pop(TASK, None)  # registering a task twice is a warning
+    getattr(pipelines, "REMOVED_TASKS", {}).pop(TASK, None)  # transformers 5 knows the name only to refuse it
     PIPELINE_REGISTRY.register_pipeline(TASK, TranslationPipeline, pt_model=AutoModelForSeq2SeqLM, type="text")
 
 
