@@ -13,7 +13,20 @@ from typing import Annotated
 import typer
 
 from reluformer import __version__
-from reluformer.cli import data, demo, doctor, evaluate, export, inspect, prepare, score, study, train, translate
+from reluformer.cli import (
+    data,
+    demo,
+    doctor,
+    evaluate,
+    export,
+    inspect,
+    prepare,
+    score,
+    serve,
+    study,
+    train,
+    translate,
+)
 from reluformer.errors import ReluformerError
 
 app = typer.Typer(
@@ -34,6 +47,7 @@ app.command(name="evaluate")(evaluate.evaluate)
 app.command(name="inspect")(inspect.inspect)
 app.command(name="study")(study.study)
 app.command(name="export")(export.export)
+app.command(name="serve")(serve.serve)
 app.command(name="doctor")(doctor.doctor)
 
 

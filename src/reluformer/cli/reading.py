@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,27 +11,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from reluformer.decoding.words import DOCUMENT_END, SENTENCE_END, Word, laid_out, parts_of
+
 if TYPE_CHECKING:
-    from reluformer.data.tokenizer import Tokenizer
     from reluformer.decoding.inspection import ReadMap
     from reluformer.decoding.translator import Translator
 
-SENTENCE_END, DOCUMENT_END = "<sep>", "<end>"
 _NAMES = 16
 _MUCH, _LITTLE = 0.3, 0.1
-
-
-@dataclass(frozen=True)
-class Word:
-    """A word, or the mark behind a sentence, and the number of its sentence in the document."""
-
-    text: str
-    sentence: int
-
-    @property
-    def is_mark(self) -> bool:
-        """Not of the text: a token that ends a sentence or the window."""
-        return self.text in (SENTENCE_END, DOCUMENT_END)
 
 
 @dataclass(frozen=True)
@@ -57,55 +44,18 @@ def read_windows(translator: Translator, sentences: Sequence[str], layer: int | 
 
     tokenizer = translator.tokenizer
     sentences = [" ".join(sentence.split()) for sentence in sentences]
-    parts = list(_parts(tokenizer, sentences, translator.config.window_tokens))
+    parts = list(parts_of(tokenizer, sentences, translator.config.window_tokens))
     translations = translator.translate_documents(parts)
     windows, first = [], 0
     for part, translation in zip(parts, translations, strict=True):
-        source, source_words = _laid_out(tokenizer, part, first)
-        target, target_words = _laid_out(tokenizer, translation, first)
+        source, source_words = laid_out(tokenizer, part, first)
+        target, target_words = laid_out(tokenizer, translation, first)
         found = read_map(translator.model, [token for token, _ in source], [token for token, _ in target], layer, head)
         reads = _by_word(found, [word for _, word in source], [word for _, word in target], len(target_words))
         weights = len(found.heads) * len(source) * len(target)
         windows.append(Window(tuple(source_words), tuple(target_words), reads, found.zero_fraction, weights))
         first += len(part)
     return windows
-
-
-def _parts(tokenizer: Tokenizer, sentences: Sequence[str], window: int | str | None) -> Iterator[list[str]]:
-    """Neighbouring sentences that fit into a window; a longer sentence alone."""
-    from reluformer.decoding.documents import TRAINED_WINDOW
-
-    most = 0 if window == "sentence" else int(window or TRAINED_WINDOW)
-    part: list[str] = []
-    room = most
-    for sentence, tokens in zip(sentences, tokenizer.encode_batch(sentences), strict=True):
-        if part and len(tokens) + 1 > room:
-            yield part
-            part, room = [], most
-        part.append(sentence)
-        room -= len(tokens) + 1
-    if part:
-        yield part
-
-
-def _laid_out(tokenizer: Tokenizer, sentences: Sequence[str], first: int) -> tuple[list[tuple[int, int]], list[Word]]:
-    """The tokens of a window, each with the place of its word, and the words.
-
-    The tokenizer never joins text across white space, so words are encoded one by one.
-    """
-    from reluformer.data.tokenizer import END, SEPARATOR
-
-    tokens: list[tuple[int, int]] = []
-    words: list[Word] = []
-    for number, sentence in enumerate(sentences, first):
-        split = sentence.split()
-        for word, pieces in zip(split, tokenizer.encode_batch(split), strict=True):
-            tokens += [(piece, len(words)) for piece in pieces]
-            words.append(Word(word, number))
-        last = number == first + len(sentences) - 1
-        tokens.append((END if last else SEPARATOR, len(words)))
-        words.append(Word(DOCUMENT_END if last else SENTENCE_END, number))
-    return tokens, words
 
 
 def _by_word(found: ReadMap, source: Sequence[int], target: Sequence[int], words: int) -> tuple[dict[int, float], ...]:

@@ -6,5 +6,6 @@ search                beam search
 forced                scores of translations that are given
 documents             documents of any length
 translator            text in, text out
-inspection            which source words each output word read
+words                 the words of a window, and the tokens of each
+inspection            which source words each output word read, and the slots that fired
 """

@@ -1,4 +1,4 @@
-"""What each output token read of the source: the weights of cross attention.
+"""What each output token read: the weights of cross attention, and the learned slots that fired.
 
 A weight of a sparse rule that is zero is exactly zero, and only the others are listed.
 """
@@ -16,7 +16,7 @@ from reluformer import memory
 from reluformer.data.tokenizer import BEGIN
 from reluformer.decoding.stepper import evaluating
 from reluformer.errors import ArgumentError
-from reluformer.layers import Attention, Block, TokenRead, TokenSlots
+from reluformer.layers import Attention, Block, FeedForward, TokenRead, TokenSlots
 from reluformer.model import ReLUFormer
 
 Row = tuple[tuple[int, float], ...]
@@ -33,12 +33,26 @@ class HeadReads:
 
 
 @dataclass(frozen=True)
+class SlotReads:
+    """The reads of one decoder layer's feed-forward memory."""
+
+    layer: int
+    slots: int
+    """How many there are."""
+    fired: tuple[int, ...]
+    """For each target token how many had a weight that is not zero."""
+    rows: tuple[Row, ...]
+    """For each target token the (slot, weight) of those with the greatest weights, in falling order."""
+
+
+@dataclass(frozen=True)
 class ReadMap:
     """The reads of a document and its translation, as plain data."""
 
     source: tuple[int, ...]
     target: tuple[int, ...]
     heads: tuple[HeadReads, ...]
+    slots: tuple[SlotReads, ...] = ()
 
     @property
     def zero_fraction(self) -> float:
@@ -54,11 +68,17 @@ class ReadMap:
 
 @torch.inference_mode()
 def read_map(
-    model: ReLUFormer, source: Sequence[int], target: Sequence[int], layer: int | None = None, head: int | None = None
+    model: ReLUFormer,
+    source: Sequence[int],
+    target: Sequence[int],
+    layer: int | None = None,
+    head: int | None = None,
+    slots: int = 0,
 ) -> ReadMap:
     """What was read to predict each token of `target` (with its end) from `source` (with its end).
 
-    `layer` and `head` choose one of each, counted from 0; None = all.
+    `layer` and `head` choose one of each, counted from 0; None = all. At most so many
+    `slots` of each feed-forward memory are listed for a token.
     """
     layers = _chosen("layer", layer, model.config.decoder_layers)
     heads = _chosen("head", head, model.config.heads)
@@ -71,7 +91,15 @@ def read_map(
         dense, _ = memory.weights(q, slots.keys, module.rule, module.causal, slots.mask, bias=module.bias)
         weights.append(dense[0])
 
-    hooks = [_cross_read(block).register_forward_hook(keep) for block in model.decoder if isinstance(block, Block)]
+    fired: list[Tensor] = []
+
+    def keep_slots(module: FeedForward, given: tuple[Tensor], output: object) -> None:
+        fired.append(module.weights(given[0])[0])
+
+    blocks = [block for block in model.decoder if isinstance(block, Block)]
+    hooks = [_cross_read(block).register_forward_hook(keep) for block in blocks]
+    if slots:
+        hooks += [block.ffn.layer.register_forward_hook(keep_slots) for block in blocks]
     device = model.output_embedding.weight.device
     try:
         with evaluating(model):
@@ -80,7 +108,8 @@ def read_map(
         for hook in hooks:
             hook.remove()
     reads = (HeadReads(i, h, _sparse(weights[i][h])) for i in layers for h in heads)
-    return ReadMap(tuple(source), tuple(target), tuple(reads))
+    memories = (_slot_reads(i, fired[i], slots) for i in layers) if slots else ()
+    return ReadMap(tuple(source), tuple(target), tuple(reads), tuple(memories))
 
 
 def _cross_read(block: Block) -> TokenRead:
@@ -95,6 +124,17 @@ def _sparse(weights: Tensor) -> tuple[Row, ...]:
     for (row, place), value in zip(places.tolist(), weights[places[:, 0], places[:, 1]].tolist(), strict=True):
         rows[row].append((place, value))
     return tuple(map(tuple, rows))
+
+
+def _slot_reads(layer: int, weights: Tensor, most: int) -> SlotReads:
+    """weights: (T, slots)."""
+    values, places = weights.topk(min(most, weights.size(1)), dim=1)
+    rows = (
+        tuple((place, value) for place, value in zip(*row, strict=True) if value != 0)
+        for row in zip(places.tolist(), values.tolist(), strict=True)
+    )
+    fired = (weights != 0).sum(1).tolist()
+    return SlotReads(layer, weights.size(1), tuple(fired), tuple(rows))
 
 
 def _chosen(name: str, number: int | None, count: int) -> range:

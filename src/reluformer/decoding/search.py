@@ -94,6 +94,10 @@ class Search:
         """Every source is finished."""
         return not self._live
 
+    def ended(self, source: int) -> bool:
+        """`source` is finished, whatever its neighbours still do."""
+        return source not in self._live
+
     def settled(self, source: int) -> tuple[int, ...]:
         """The tokens with which every hypothesis of `source` begins that can still win."""
         if source not in self._live:

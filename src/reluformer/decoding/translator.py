@@ -56,7 +56,7 @@ class Translator:
         self.model = model
         self.tokenizer = tokenizer
         self.config = config or DecodingConfig()
-        self._stepper = stepper_of(model)
+        self.stepper = stepper_of(model)
 
     @overload
     def translate(
@@ -116,7 +116,7 @@ class Translator:
         for document in documents:
             _refuse_single("translate_documents", document)
         config = self.config.replace(n_best=n, beam=max(n, self.config.beam))
-        return passages.translate_documents(self._stepper, self.tokenizer, documents, config, progress)
+        return passages.translate_documents(self.stepper, self.tokenizer, documents, config, progress)
 
     def stream(self, document: str | Sentences) -> Iterator[str]:
         """The sentences of one document, each translated as soon as it is settled.
@@ -125,7 +125,7 @@ class Translator:
         """
         if isinstance(document, str):
             document, _ = formats.get("plain").parse(document)
-        return passages.stream_document(self._stepper, self.tokenizer, document, self.config)
+        return passages.stream_document(self.stepper, self.tokenizer, document, self.config)
 
     def score(self, sources: Sequence[Sentences], targets: Sequence[Sentences]) -> list[TargetScore]:
         """How likely each target document is given its source, by token and by sentence.

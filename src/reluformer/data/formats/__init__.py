@@ -5,7 +5,7 @@
     write_text("brief.md", skeleton.fill(translate(sentences)))
 
 A skeleton filled with its own sentences is the text again, byte for byte, in `plain`,
-`aligned` and `markdown`; the other formats only add to what is there. `skeleton.documents`
+`aligned`, `markdown` and `html`; the other formats only add to what is there. `skeleton.documents`
 groups the same sentences by document, for models that read across sentences.
 """
 
@@ -16,13 +16,14 @@ from pathlib import Path
 from reluformer.data.formats.base import Skeleton, TextFormat, read_text, write_text
 from reluformer.data.formats.catalogues import Catalogue, Po, Tmx, Xliff
 from reluformer.data.formats.corpora import AlignedText, Jsonl, Tsv
+from reluformer.data.formats.html import Html
 from reluformer.data.formats.markdown import Markdown
 from reluformer.data.formats.plain import PlainText
 from reluformer.data.splitters import Splitter
 from reluformer.errors import UnknownNameError, nearest
 
 _FORMATS: dict[str, type[TextFormat]] = {
-    kind.name: kind for kind in (PlainText, Markdown, AlignedText, Jsonl, Tsv, Tmx, Xliff, Po)
+    kind.name: kind for kind in (PlainText, Markdown, Html, AlignedText, Jsonl, Tsv, Tmx, Xliff, Po)
 }
 
 
@@ -38,7 +39,7 @@ def get(name: str, *, splitter: str | Splitter = "simple", source: str = "en", t
     kind = _FORMATS[name]
     if issubclass(kind, Catalogue):
         return kind(splitter, source=source, target=target)
-    if issubclass(kind, PlainText | Markdown):
+    if issubclass(kind, PlainText | Markdown | Html):
         return kind(splitter)
     return kind()
 
@@ -54,6 +55,7 @@ def detect(
 
 __all__ = [
     "AlignedText",
+    "Html",
     "Jsonl",
     "Markdown",
     "PlainText",

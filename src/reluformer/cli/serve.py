@@ -1,0 +1,97 @@
+"""`reluformer serve`: translation over HTTP, with the API of LibreTranslate and a page."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from reluformer.cli import models
+from reluformer.cli.options import Beam, Device, LengthPenalty, Plugins, Settings, decoding_changes
+from reluformer.errors import ArgumentError, ReluformerError
+
+KEY_VARIABLE = "RELUFORMER_API_KEY"
+NEEDED = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
+_LOOPBACK = ("127.", "::1", "localhost")
+
+
+def serve(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN [RUN2]", help="Directories of runs; the first is the default.")
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 5000,
+    api_key_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help=f"File with the key that clients need; else ${KEY_VARIABLE}.")
+    ] = None,
+    characters: Annotated[int, typer.Option(min=1, help="Most characters of a request.")] = 50_000,
+    max_batch: Annotated[int, typer.Option(min=1, help="Most texts decoded together; 1: one by one.")] = 64,
+    waiting: Annotated[int, typer.Option(min=1, help="Most requests that wait; more get status 429.")] = 256,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds until a request is given up.")] = 120.0,
+    log_level: Annotated[str, typer.Option(help="info, or warning to log no requests.")] = "info",
+    beam: Beam = None,
+    length_penalty: LengthPenalty = None,
+    settings: Settings = [],  # noqa: B006
+    device: Device = "auto",
+    plugin: Plugins = [],  # noqa: B006
+) -> None:
+    """Serve a run, or two to compare, over HTTP: the API of LibreTranslate, and a page at /.
+
+    Requests of all clients are translated together. SIGTERM or Ctrl-C ends
+    the server when it has finished what it took. The log, on standard error,
+    is one JSON object a line and holds no text of users.
+
+    Example: reluformer serve runs/demo/reluformer --port 5000
+    """
+    _check_parts()
+    if len({run.resolve() for run in runs}) < len(runs):
+        raise ArgumentError("a run is named twice; name each one once")
+    if log_level not in ("info", "warning"):
+        raise ArgumentError(f"--log-level {log_level}: choose info or warning")
+    for run in runs:
+        models.check_model(run)
+    key = _key(api_key_file)
+    changes = decoding_changes(settings, beam=beam, length_penalty=length_penalty)
+
+    from reluformer.server.limits import Limits
+    from reluformer.server.process import serve as serve_models
+    from reluformer.server.served import ServedModel, ServedModels, names_of
+
+    limits = Limits(characters=characters, batch_texts=max_batch, waiting=waiting, request_seconds=timeout)
+    served = [
+        ServedModel(name, models.open_translator(run, device, **changes), *models.languages(run))
+        for run, name in zip(runs, names_of(runs), strict=True)
+    ]
+    if key is None and not host.startswith(_LOOPBACK):
+        typer.echo(f"warning: everybody who reaches {host} may translate here; set {KEY_VARIABLE}", err=True)
+
+    def ready(address: str) -> None:
+        names = " and ".join(model.name for model in served)
+        typer.echo(f"serving {names}; open {address} in a browser, Ctrl-C ends it")
+
+    serve_models(ServedModels(served), host=host, port=port, limits=limits, key=key, log_level=log_level, ready=ready)
+
+
+def _check_parts() -> None:
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise ReluformerError(f"serving needs {', '.join(missing)}; pip install 'reluformer[serve]'")
+
+
+def _key(file: Path | None) -> str | None:
+    """The clients' key from a file or the environment; it is never shown."""
+    if file is None:
+        key = os.environ.get(KEY_VARIABLE)
+        if key is not None and not key.strip():
+            raise ArgumentError(f"${KEY_VARIABLE} is empty; unset it to serve without a key")
+        return key.strip() if key else None
+    try:
+        key = file.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"--api-key-file {file}: cannot be read: {error}") from None
+    if not key:
+        raise ArgumentError(f"--api-key-file {file}: is empty")
+    return key
