@@ -46,7 +46,8 @@ class Api:
         texts = [body.q] if isinstance(body.q, str) else body.q
         self._check_texts(request, texts, body.alternatives)
         model = self.models.pick(body.model, body.source, body.target)
-        split, job = await _built(lambda: _job(model, Texts.of(model, texts, body.format), body.alternatives + 1))
+        split = await _built(lambda: Texts.of(model, texts, body.format))
+        job = await _built(lambda: Job(model, split.documents, body.alternatives + 1))
         found = await self._result(request, job)
         ranked = [split.fill(found, rank) for rank in range(body.alternatives + 1)]
         answer: dict[str, Any] = {"translatedText": ranked[0]}
@@ -77,9 +78,9 @@ class Api:
         self.key.check(request, body.api_key)
         model = self.models.pick(body.model, body.source, body.target)
         name = name.replace("\\", "/").rpartition("/")[2]
-        split, job = await _built(lambda: _job(model, Texts.of_file(model, name, content), 1))
-        self._check_texts(request, [sentence for document in split.documents for sentence in document], count=False)
-        found = await self._result(request, job)
+        split = await _built(lambda: Texts.of_file(model, name, content))
+        self._check_texts(request, ["".join(document) for document in split.documents], count=False)
+        found = await self._result(request, await _built(lambda: Job(model, split.documents)))
         (text,) = await _built(lambda: split.fill(found))
         stem, _, suffix = name.rpartition(".")
         kept = f"{stem}_{model.target}.{suffix}"
@@ -191,7 +192,7 @@ class Api:
         try:
             left = account.deadline - time.monotonic()
             done, _ = await asyncio.wait((result, gone), timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            account.batch = work.largest_batch
+            account.batch = max(account.batch, work.largest_batch)
             if result in done:
                 return result.result()
             raise ClientDisconnect if gone in done else timed_out(self.limits.request_seconds)
@@ -203,10 +204,6 @@ class Api:
 async def _built(build: Callable[[], Built]) -> Built:
     """What splits and tokenises long texts does so beside the event loop."""
     return await asyncio.to_thread(build)
-
-
-def _job(model: ServedModel, split: Texts, n_best: int) -> tuple[Texts, Job]:
-    return split, Job(model, split.documents, n_best)
 
 
 def _others(choices: tuple[str, ...]) -> list[str]:

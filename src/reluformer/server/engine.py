@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import islice, zip_longest
 
 from reluformer.decoding.documents import padded
 from reluformer.decoding.search import Search
@@ -66,7 +66,7 @@ class Engine:
         self._works: list[Work] = []  # from here on, only the thread's own
         self._batches: list[Batch] = []
         self._clock = 0
-        self._rate = 0.0
+        self._mean_seconds = 0.0
         self._thread = threading.Thread(target=self._run, name="reluformer-engine", daemon=True)
         metrics.watch_queue(lambda: self._unfinished)
 
@@ -94,71 +94,70 @@ class Engine:
             self._arrived.append(work)
             self._changed.notify_all()
 
+    @property
+    def busy(self) -> bool:
+        """Something waits or is decoded."""
+        return bool(self._arrived or self._works or self._batches)
+
     def _patience(self) -> int:
-        """Seconds until there should be room again, from the pace of the last seconds."""
-        return min(60, max(1, math.ceil(self._rate)))
+        """Seconds to wait before asking again: what a request takes at present."""
+        return min(60, max(1, math.ceil(self._mean_seconds)))
 
     def _run(self) -> None:
-        while self._take_on():
-            self._drop_abandoned()
-            self._begin()
-            for batch in list(self._batches):
-                self._advance(batch)
+        while self._wait():
+            try:
+                self.turn()
+            except Exception as error:  # nothing that a request does may end the thread
+                self._give_up(error)
 
-    def _take_on(self) -> bool:
+    def _wait(self) -> bool:
         """Wait for work; False when there will be none any more."""
         with self._changed:
-            while not (self._arrived or self._works or self._batches or self._closing):
+            while not (self.busy or self._closing):
                 self._changed.wait()
+            return self.busy
+
+    def turn(self) -> None:
+        """Take on what arrived, begin what can begin, and decode one position of what is under way."""
+        with self._changed:
             arrived, self._arrived = self._arrived, []
         for work in arrived:
             work.served = self._clock
         self._works += arrived
-        return bool(self._works or self._batches) or not self._closing
+        for work in [work for work in self._works if work.abandoned]:
+            self._leave(work)
+        self._begin()
+        for batch in list(self._batches):
+            self._advance(batch)
 
     # ------------------------------------------------------------------ what comes next
 
     def _begin(self) -> None:
         """Start what comes next, where there is room for it."""
-        while len(self._batches) < SEARCHES:
-            seed = self._next()
+        while len(self._batches) < SEARCHES and (most := self._most()):
+            seed = min((work for work in self._works if _may_begin(work, most)), key=_turn, default=None)
             if seed is None:
                 return
             self._clock = max(self._clock, seed.served)
             if isinstance(seed, Call):
                 self._call(seed)
+            elif isinstance(seed, Job) and seed.done:
+                self._deliver(seed)
             elif isinstance(seed, Job):
-                self._search(seed) if not seed.done else self._deliver(seed)
+                self._search(seed, most)
 
-    def _next(self) -> Work | None:
-        """Who had least; while a search is under way, only texts that are much shorter than its own."""
-        most = self._most()
-        return min((work for work in self._works if self._may_begin(work, most)), key=_turn, default=None)
-
-    def _most(self) -> int | None:
-        """Tokens of a window that may overtake what is under way; None = any."""
+    def _most(self) -> float:
+        """Tokens of a window that may be begun: any, or much fewer than those of what is under way."""
         if not self._batches:
-            return None
+            return math.inf
         longest = min(batch.longest for batch in self._batches)
         return longest // MUCH if longest > MUCH * SHORT else 0
 
-    def _may_begin(self, work: Work, most: int | None) -> bool:
-        if isinstance(work, Job):
-            return work.done or next(self._windows(work, most), None) is not None
-        return most is None
-
-    @staticmethod
-    def _windows(job: Job, most: int | None) -> Iterator[int]:
-        """The documents of a job that are ready, with windows of at most so many tokens."""
-        for place in job.ready():
-            if most is None or job.size(place) <= most:
-                yield place
-
-    def _search(self, seed: Job) -> None:
+    def _search(self, seed: Job, most: float) -> None:
         """A batch around the seed's first window: first the windows of all jobs in turn, then by length."""
         seats: list[Seat] = []
         longest = 0
-        for job, place in self._neighbours(seed):
+        for job, place in self._neighbours(seed, most):
             if len(seats) == self._limits.batch_texts:
                 break
             size = max(longest, job.size(place))
@@ -179,18 +178,16 @@ class Engine:
             return
         self._batches.append(Batch(search, seats, longest))
 
-    def _neighbours(self, seed: Job) -> Iterator[tuple[Job, int]]:
+    def _neighbours(self, seed: Job, most: float) -> Iterator[tuple[Job, int]]:
         """Windows that may share a batch, those of all jobs in turn; the seed's first one comes first."""
-        most = self._most()
-        length = seed.size(next(self._windows(seed, most)))
-        low, high = (0 if length <= SHORT else length // MUCH), max(SHORT, length * MUCH)
+        length = seed.size(next(_windows(seed, most)))
+        low, high = (0 if length <= SHORT else length // MUCH), min(most, max(SHORT, length * MUCH))
         others = [work for work in self._works if isinstance(work, Job) and work is not seed and seed.may_join(work)]
+        rows = 1 if seed.alone else self._limits.batch_texts
         offers = [
-            [(job, place) for place in self._windows(job, most) if low <= job.size(place) <= high]
+            [(job, place) for place in islice(_windows(job, high, low), rows)]
             for job in [seed, *sorted(others, key=_turn)]
         ]
-        if seed.alone:
-            offers = [offers[0][:1]]
         for turn in zip_longest(*offers):
             yield from (offer for offer in turn if offer is not None)
 
@@ -251,24 +248,39 @@ class Engine:
                 self._failed(seat.job, error)
                 self._leave(seat.job)
 
+    def _give_up(self, error: Exception) -> None:
+        """Everything fails that was taken on; the thread goes on with what comes next."""
+        self._batches.clear()
+        for work in list(self._works):
+            self._failed(work, error)
+            self._leave(work)
+
     def _failed(self, work: Work, error: Exception) -> None:
         _log.error("work failed", extra={"fields": {"event": "failure", "error": type(error).__name__}})
         work.fail(failed())
 
-    def _drop_abandoned(self) -> None:
-        for work in [work for work in self._works if work.abandoned]:
-            self._leave(work)
-
     def _leave(self, work: Work) -> None:
         """The work is finished, failed or given up."""
-        if work not in self._works:
+        if work not in self._works:  # given up while it was decoded
             return
         self._works.remove(work)
-        took = time.monotonic() - work.since
-        self._rate = took if not self._rate else 0.9 * self._rate + 0.1 * took
+        self._mean_seconds += 0.1 * (time.monotonic() - work.since - self._mean_seconds)
         with self._changed:
             self._unfinished -= 1
 
 
 def _turn(work: Work) -> tuple[int, float]:
+    """Who had least comes first, then who waits longest."""
     return work.served, work.since
+
+
+def _may_begin(work: Work, most: float) -> bool:
+    """Whether there is something to begin that is not too long; calls are as long as anything."""
+    if isinstance(work, Job):
+        return work.done or next(_windows(work, most), None) is not None
+    return most == math.inf
+
+
+def _windows(job: Job, most: float, least: int = 0) -> Iterator[int]:
+    """The documents of a job that are ready, with windows of so many tokens."""
+    return (place for place in job.ready() if least <= job.size(place) <= most)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from itertools import accumulate
 from typing import Any
 
 from reluformer.decoding.documents import Passage, Translation
@@ -73,14 +74,15 @@ class Job(Work):
         self.alone = False
         """Decoded without neighbours, because a batch with it failed."""
         self._on_sentence = on_sentence
-        self._first_sentence = [sum(map(len, documents[:place])) for place in range(len(documents))]
+        self._first_sentence = [0, *accumulate(map(len, documents))]
         self._told = [0] * len(documents)
+        self._ready = {place: None for place, passage in enumerate(self.passages) if not passage.done}
         self._decoding: set[int] = set()
 
     @property
     def done(self) -> bool:
         """Every document is translated."""
-        return all(passage.done for passage in self.passages)
+        return not self._ready and not self._decoding
 
     @property
     def streams(self) -> bool:
@@ -89,9 +91,7 @@ class Job(Work):
 
     def ready(self) -> Iterator[int]:
         """The documents that have a window to decode and are not being decoded."""
-        for place, passage in enumerate(self.passages):
-            if not passage.done and place not in self._decoding:
-                yield place
+        return iter(self._ready)
 
     def size(self, place: int) -> int:
         """Tokens of a document's next window."""
@@ -103,6 +103,7 @@ class Job(Work):
 
     def take(self, place: int, batch: int) -> None:
         """The next window of a document goes into a batch of so many."""
+        del self._ready[place]
         self._decoding.add(place)
         self.largest_batch = max(self.largest_batch, batch)
         self.served += self.size(place)
@@ -110,6 +111,8 @@ class Job(Work):
     def release(self, place: int) -> None:
         """The document's window left its batch, translated or not."""
         self._decoding.discard(place)
+        if not self.passages[place].done:
+            self._ready[place] = None
 
     def tell(self, place: int, sentences: Sequence[str]) -> None:
         """These are the first sentences of a document; tell those that are new."""

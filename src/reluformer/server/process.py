@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Callable
 from types import FrameType
@@ -17,15 +18,18 @@ from reluformer.server.served import ServedModels
 
 
 class _Server(uvicorn.Server):
-    """Tells the application as soon as a signal asks it to end."""
+    """Tells the application as soon as a signal asks it to end; a second Ctrl-C does not wait any more.
+
+    uvicorn itself raises the signal again at the end, which would make a good end look like a bad one.
+    """
 
     def __init__(self, config: uvicorn.Config, draining: Draining) -> None:
         super().__init__(config)
         self._draining = draining
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._draining.now = True
-        super().handle_exit(sig, frame)
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = self._draining.now = True
 
 
 def serve(
@@ -60,8 +64,6 @@ def serve(
     server = _Server(config, draining)
     try:
         server.run(sockets=[bound])
-    except KeyboardInterrupt:  # uvicorn raises the signal again when it has ended
-        return
     finally:
         bound.close()
 

@@ -48,9 +48,8 @@ class Stream:
         gone.add_done_callback(lambda _: self._news.put_nowait(_GONE))
         try:
             yield event("start", {"model": self._model.name, **self._layout.to_json()})
-            async with asyncio.timeout(account.deadline - time.monotonic()):
-                while (news := await self._news.get()) not in (_ENDED, _GONE):
-                    yield self._sentence(*news)
+            while (news := await self._next(account.deadline)) not in (_ENDED, _GONE):
+                yield self._sentence(*news)
             account.batch = self.job.largest_batch
             if news is _ENDED:
                 (text,) = self._texts.fill(self.job.result.result())
@@ -62,6 +61,10 @@ class Stream:
         finally:
             self.job.result.cancel()
             gone.cancel()
+
+    async def _next(self, deadline: float) -> Any:
+        async with asyncio.timeout(deadline - time.monotonic()):
+            return await self._news.get()
 
     def _sentence(self, index: int, translation: str) -> str:
         slot = self._layout.slots[index]

@@ -82,4 +82,5 @@ class Layout:
 
 def file_suffixes() -> tuple[str, ...]:
     """Ends of names of files that can be translated."""
-    return tuple(dict.fromkeys(suffix for name in formats.names() for suffix in formats.get(name).suffixes))
+    found = (suffix for name in formats.names() for suffix in formats.get(name).suffixes)
+    return tuple(dict.fromkeys(suffix for suffix in found if not suffix.endswith(".gz")))
