@@ -27,9 +27,8 @@ def texts_of(path: Path | None, most: int) -> list[str]:
         from reluformer.data.embedded import generate
 
         return [" ".join(found.document.src) for found in generate(most, split="test")]
-    opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
-    with opened as file:
-        return [line.strip() for line in file if line.strip()][:most]
+    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    return [line.strip() for line in content.decode().splitlines() if line.strip()][:most]
 
 
 def measure(run: Path, texts: list[str], clients: int, seconds: float, rounds: int) -> list[dict[str, Any]]:

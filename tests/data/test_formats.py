@@ -16,7 +16,7 @@ from reluformer.data.formats import spans
 from reluformer.data.formats.base import decode
 from reluformer.errors import ArgumentError, DataError, UnknownNameError
 
-EXACT = ("plain", "markdown", "aligned")
+EXACT = ("plain", "markdown", "html", "aligned")
 TEXTS = {
     "empty": "",
     "white_space": " \t\n\n  ",

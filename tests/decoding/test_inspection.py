@@ -51,6 +51,31 @@ def test_reads_are_plain_data_and_the_model_is_left_as_it_was(make_model):
     assert not model.decoder[0].cross.layer.read._forward_hooks
 
 
+@pytest.mark.parametrize("rule", ["relu_plain", "softmax"])
+def test_the_slots_that_fired_give_the_read_of_the_memory(make_model, rule):
+    model = make_model(ffn=rule)
+    seen = []
+    hook = model.decoder[1].ffn.layer.register_forward_hook(lambda module, given, output: seen.append(output[0][0]))
+    _, memory = read_map(model, SOURCE, TARGET, slots=24).slots
+    hook.remove()
+    assert (memory.layer, memory.slots, len(memory.rows)) == (1, 24, len(TARGET))
+    dense = torch.zeros(len(TARGET), 24, dtype=torch.float64)
+    for row, reads in enumerate(memory.rows):
+        assert len(reads) == memory.fired[row] and (rule == "softmax") is (memory.fired[row] == 24)
+        for slot, weight in reads:
+            dense[row, slot] = weight
+    torch.testing.assert_close(model.decoder[1].ffn.layer.values(dense), seen[0])
+
+
+def test_only_the_strongest_slots_are_listed_and_none_unless_asked(make_model):
+    model = make_model()
+    every, some = (read_map(model, SOURCE, TARGET, slots=most).slots for most in (24, 3))
+    for whole, part in zip(every, some, strict=True):
+        assert [row[:3] for row in whole.rows] == list(part.rows) and whole.fired == part.fired
+    assert read_map(model, SOURCE, TARGET).slots == ()
+    assert [memory.layer for memory in read_map(model, SOURCE, TARGET, layer=1, slots=2).slots] == [1]
+
+
 def test_layers_and_heads_that_do_not_exist(make_model):
     with pytest.raises(ArgumentError, match="layer 2 does not exist; the model has layers 0 to 1"):
         read_map(make_model(), SOURCE, TARGET, layer=2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -15,19 +15,22 @@ from reluformer.config.decoding import DecodingConfig
 from reluformer.data.tokenizer import Tokenizer
 from reluformer.decoding.translator import Translator
 from reluformer.model import ReLUFormer
-
-for part in ("fastapi", "uvicorn", "prometheus_client", "python_multipart", "httpx2"):
-    pytest.importorskip(part, reason="needs reluformer[serve] and its tests' client")
-
-from starlette.testclient import TestClient
-
-from reluformer.server.app import create_app
 from reluformer.server.engine import Engine
 from reluformer.server.limits import Limits
 from reluformer.server.served import ServedModel, ServedModels
 
+if TYPE_CHECKING:
+    from starlette.testclient import TestClient
+
 WORDS = ["the", "cat", "saw", "a", "dog", "and", "it", "ran", "home", "because", "night", "was", "near"]
 DECODING = dict(beam=2, length_ratio=0.5, length_offset=4, window_tokens=24, context_sentences=1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def extra() -> None:
+    """All that a server needs, and the client of its tests."""
+    for part in ("fastapi", "uvicorn", "prometheus_client", "python_multipart", "httpx2"):
+        pytest.importorskip(part, reason=f"{part} is not installed: pip install 'reluformer[serve]' httpx2")
 
 
 def make_model(tokenizer: Tokenizer, rule: str) -> ReLUFormer:
@@ -72,6 +75,10 @@ def runs(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> list
 @pytest.fixture
 def serve(models: ServedModels) -> Iterator[Callable[..., TestClient]]:
     """A client of a server in this process, with other limits where some are given."""
+    from starlette.testclient import TestClient
+
+    from reluformer.server.app import create_app
+
     opened: list[TestClient] = []
 
     def start(key: str | None = None, **limits: Any) -> TestClient:
@@ -92,5 +99,9 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def client(models: ServedModels) -> Iterator[TestClient]:
+    from starlette.testclient import TestClient
+
+    from reluformer.server.app import create_app
+
     with TestClient(create_app(models)) as client:
         yield client

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from reluformer.decoding.search import Search
+from reluformer.decoding.translator import Translator
 from reluformer.server.engine import Engine
 from reluformer.server.jobs import Call, Job
 from reluformer.server.limits import Limits
-from reluformer.server.metrics import Metrics
 from reluformer.server.refusals import Refusal
-from reluformer.server.served import ServedModels
+from reluformer.server.served import ServedModel, ServedModels
 
 SHORT = ("A dog ran home.",)
 LONG = tuple(f"The cat saw a dog and it ran home because night was near {number}." for number in range(12))
@@ -28,6 +28,8 @@ DOCUMENTS = [
 @pytest.fixture
 def engine() -> Callable[..., Engine]:
     """Not started: a test takes its turns itself."""
+    from reluformer.server.metrics import Metrics
+
     return lambda **limits: Engine(Limits(**limits), Metrics())
 
 
@@ -77,7 +79,7 @@ def test_the_budget_of_a_batch(models: ServedModels, engine: Callable[..., Engin
         small.submit(job)
     finish(small, jobs)
     assert {job.largest_batch for job in jobs} == {1, 3}
-    tokens = jobs[0].config and len(models[0].translator.tokenizer.encode(SHORT[0])) + 1
+    tokens = Job(models[0], [SHORT]).size(0)
     tight = engine(batch_tokens=2 * tokens)
     jobs = [Job(models[0], [SHORT]) for _ in range(4)]
     for job in jobs:
@@ -101,9 +103,6 @@ def test_short_texts_pass_a_long_document(models: ServedModels, engine: Callable
 
 
 def test_short_texts_overtake_a_search_under_way(models: ServedModels, engine: Callable[..., Engine]) -> None:
-    from reluformer.decoding.translator import Translator
-    from reluformer.server.served import ServedModel
-
     wide = models[0].translator
     wide_windows = ServedModel("wide", Translator(wide.model, wide.tokenizer, wide.config.replace(window_tokens=400)))
     one = engine()
@@ -156,19 +155,17 @@ def test_a_neighbour_is_dropped_and_the_others_go_on(models: ServedModels, engin
 def test_one_text_cannot_spoil_another(
     models: ServedModels, engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    poison = tuple(models[0].translator.tokenizer.encode("night was near."))
     advance = Search.advance
 
     def fail(search: Search) -> None:
-        rows = [outline.limits for outline in search._outlines]
-        if any(limits == poisoned for limits in rows):
+        if any(outline.limits == poisoned for outline in search._outlines):
             raise RuntimeError("poison")
         advance(search)
 
     one = engine()
     bad, good = Job(models[0], [("night was near.",)]), Job(models[0], [LONG[:1]])
     poisoned = bad.passages[0].window().outline.limits
-    assert poison and good.passages[0].window().outline.limits != poisoned
+    assert good.passages[0].window().outline.limits != poisoned
     monkeypatch.setattr(Search, "advance", fail)
     for job in (bad, good):
         one.submit(job)

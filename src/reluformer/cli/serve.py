@@ -31,6 +31,9 @@ def serve(
     max_batch: Annotated[int, typer.Option(min=1, help="Most texts decoded together; 1: one by one.")] = 64,
     waiting: Annotated[int, typer.Option(min=1, help="Most requests that wait; more get status 429.")] = 256,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds until a request is given up.")] = 120.0,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of arithmetic; else one for each core.", show_default=False)
+    ] = None,
     log_level: Annotated[str, typer.Option(help="info, or warning to log no requests.")] = "info",
     beam: Beam = None,
     length_penalty: LengthPenalty = None,
@@ -56,10 +59,14 @@ def serve(
     key = _key(api_key_file)
     changes = decoding_changes(settings, beam=beam, length_penalty=length_penalty)
 
+    import torch
+
     from reluformer.server.limits import Limits
     from reluformer.server.process import serve as serve_models
     from reluformer.server.served import ServedModel, ServedModels, names_of
 
+    if threads is not None:
+        torch.set_num_threads(threads)
     limits = Limits(characters=characters, batch_texts=max_batch, waiting=waiting, request_seconds=timeout)
     served = [
         ServedModel(name, models.open_translator(run, device, **changes), *models.languages(run))

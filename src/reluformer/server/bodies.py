@@ -24,7 +24,8 @@ async def read(request: Request, shape: type[Shape]) -> Shape:
     if kind == JSON:
         return checked(shape, _object(await request.body()))
     if kind in (FORM, MULTIPART):
-        return checked(shape, _fields(await request.form(max_files=1), shape))
+        async with request.form(max_files=1) as form:
+            return checked(shape, _fields(form, shape))
     sentence = f"a body of the type {kind[:64]!r} is not understood" if kind else "the request has no content type"
     raise Refusal(415, "unsupported_media_type", sentence, f"send {JSON}, {FORM} or {MULTIPART}")
 
@@ -34,11 +35,11 @@ async def read_file(request: Request, shape: type[Shape]) -> tuple[Shape, str, b
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != MULTIPART:
         raise Refusal(415, "unsupported_media_type", "a file comes as multipart/form-data", "see /openapi.json")
-    form = await request.form(max_files=1)
-    file = form.get("file")
-    if not isinstance(file, UploadFile):
-        raise Refusal(400, "missing_field", "the form has no file", "send it in the field 'file', with a file name")
-    return checked(shape, _fields(form, shape)), file.filename or "", await file.read()
+    async with request.form(max_files=1) as form:
+        file = form.get("file")
+        if not isinstance(file, UploadFile):
+            raise Refusal(400, "missing_field", "the form has no file", "send it in the field 'file', with its name")
+        return checked(shape, _fields(form, shape)), file.filename or "", await file.read()
 
 
 def _object(content: bytes) -> dict[str, Any]:
@@ -48,7 +49,17 @@ def _object(content: bytes) -> dict[str, Any]:
         raise Refusal(400, "malformed_json", "the body is not valid JSON", "check quotes, commas and UTF-8") from None
     if not isinstance(values, dict):
         raise Refusal(400, "malformed_json", "the body is no JSON object", 'send {"q": ...}')
+    if b"\\ud" in content.lower() and not _is_unicode(values):
+        raise Refusal(422, "invalid_field", "a text holds half of a character", "send both surrogates, or neither")
     return values
+
+
+def _is_unicode(values: dict[str, Any]) -> bool:
+    try:
+        json.dumps(values, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _fields(form: FormData, shape: type[Body]) -> dict[str, Any]:
@@ -95,5 +106,5 @@ class Key:
         if not given:
             headers = {"WWW-Authenticate": "Bearer"}
             raise Refusal(401, "key_missing", "this server wants a key", "send it as api_key", headers)
-        if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._secret):
+        if not hmac.compare_digest(given.encode(), self._secret):
             raise Refusal(403, "key_wrong", "this is not the server's key", "ask its operator for one")

@@ -16,13 +16,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice, zip_longest
+from typing import TYPE_CHECKING
 
 from reluformer.decoding.documents import padded
 from reluformer.decoding.search import Search
 from reluformer.server.jobs import Call, Job, Work
 from reluformer.server.limits import Limits
-from reluformer.server.metrics import Metrics
 from reluformer.server.refusals import busy, failed, shutting_down
+
+if TYPE_CHECKING:
+    from reluformer.server.metrics import Metrics
 
 _log = logging.getLogger("reluformer.server")
 
