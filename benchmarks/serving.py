@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from measure import circumstances
-from serving_load import Answers, ask, for_seconds, server
+from serving_load import THREADS, Answers, ask, for_seconds, server
 from serving_soak import soak
 
 
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--name", help="what the figures are called in the file; else the name of the run")
     arguments = parser.parse_args()
     texts = texts_of(arguments.texts, arguments.most)
-    results: dict[str, Any] = {**circumstances(), "texts": len(texts)}
+    results: dict[str, Any] = {**circumstances(), "threads": THREADS, "texts": len(texts)}
     results["mean_characters"] = round(statistics.mean(map(len, texts)), 1)
     if arguments.soak:
         results["soak"] = soak(arguments.run, texts, max(arguments.clients), arguments.soak)

@@ -16,7 +16,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-FORM = {"Content-Type": "application/json"}
+JSON = {"Content-Type": "application/json"}
+THREADS = 1
+"""Of the server's arithmetic: one core decodes, another one is left to the clients."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class RunningServer:
 @contextmanager
 def server(run: Path, *options: str) -> Iterator[RunningServer]:
     """`reluformer serve` on a free port until the block ends."""
-    command = [sys.executable, "-m", "reluformer", "serve", str(run), "--port", "0", "--log-level", "warning", *options]
+    quiet = ["--port", "0", "--log-level", "warning", "--threads", str(THREADS)]
+    command = [sys.executable, "-m", "reluformer", "serve", str(run), *quiet, *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -61,7 +64,7 @@ def server(run: Path, *options: str) -> Iterator[RunningServer]:
 def translate(connection: http.client.HTTPConnection, text: str) -> tuple[int, Any]:
     """Status and answer."""
     body = json.dumps({"q": text, "source": "auto", "target": "de"})
-    connection.request("POST", "/translate", body, FORM)
+    connection.request("POST", "/translate", body, JSON)
     response = connection.getresponse()
     return response.status, json.loads(response.read())
 

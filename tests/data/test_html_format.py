@@ -10,7 +10,8 @@ from reluformer.data import formats
 
 PIECES = [
     "<p>", "</p>", "<b>", "</b>", "<br>", "<a href='x>y'>", "</a>", "<!-- a -->", "<!doctype html>", "<script>",
-    "</script>", "<code>", "</code>", "One. ", "Two", "&amp;", "&lt;b&gt;", "<", ">", "&", "[1]", "\n", " ", "<td", '"', "é",
+    "</script>", "<code>", "</code>", "One. ",
+    "Two", "&amp;", "&lt;b&gt;", "<", ">", "&", "[1]", "\n", " ", "<td", '"', "é",
 ]  # fmt: skip
 
 

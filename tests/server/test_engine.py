@@ -205,6 +205,11 @@ def test_closing_finishes_what_was_taken(models: ServedModels, engine: Callable[
     with pytest.raises(Refusal) as refused:
         one.submit(Job(models[0], [SHORT]))
     assert refused.value.status == 503
+    one.start()
+    again = Job(models[0], [SHORT])
+    one.submit(again)
+    one.close()
+    assert again.result.done()
 
 
 def test_nothing_to_translate(models: ServedModels, engine: Callable[..., Engine]) -> None:

@@ -10,11 +10,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from reluformer.decoding.translator import load
+from reluformer.errors import ArgumentError
+from reluformer.server.limits import Limits
+from reluformer.server.served import ServedModels
 
 BODY = json.dumps({"q": "A dog ran home. " * 40, "source": "en", "target": "de"}).encode()
 
@@ -37,11 +42,24 @@ class Process:
         _, log = self.process.communicate(timeout=60)
         return self.process.returncode, log
 
-    def post(self) -> http.client.HTTPConnection:
-        """A request whose answer is not read yet."""
+    @contextmanager
+    def connect(self) -> Iterator[http.client.HTTPConnection]:
+        """A connection, closed when the block ends."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.request("POST", "/translate", BODY, {"Content-Type": "application/json"})
-        return connection
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+
+def post(connection: http.client.HTTPConnection, body: bytes = BODY) -> None:
+    """Ask for a translation; the answer is not read yet."""
+    connection.request("POST", "/translate", body, {"Content-Type": "application/json"})
+
+
+def answer_of(connection: http.client.HTTPConnection) -> tuple[int, dict[str, Any]]:
+    response = connection.getresponse()
+    return response.status, json.loads(response.read())
 
 
 @pytest.fixture(scope="module")
@@ -66,42 +84,41 @@ def test_clients_that_misbehave_do_not_stop_it(process: Process) -> None:
     for content in (b"\x00\xff" * 500 + b"\r\n\r\n", head.encode(), head.encode() + BODY[:9], head.encode() + BODY):
         with socket.create_connection(("127.0.0.1", process.port), timeout=60) as line:
             line.sendall(content)
-    answer = process.post().getresponse()
-    assert answer.status == 200
+    with process.connect() as connection:
+        post(connection)
+        assert answer_of(connection)[0] == 200
 
 
 def test_ten_megabytes_are_refused_and_the_answer_arrives(process: Process) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", process.port, timeout=60)
-    connection.request("POST", "/translate", b"x" * (10 << 20), {"Content-Type": "application/json"})
-    answer = connection.getresponse()
-    assert (answer.status, json.loads(answer.read())["code"]) == (413, "too_large")
-    connection.close()
+    with process.connect() as connection:
+        post(connection, b"x" * (10 << 20))
+        status, answer = answer_of(connection)
+    assert (status, answer["code"]) == (413, "too_large")
 
 
 def test_shutdown_finishes_what_it_took(runs: list[Path]) -> None:
     started = Process(runs[0])
-    first = started.post().getresponse()
-    assert first.status == 200
-    waiting = started.post()
-    probe = http.client.HTTPConnection("127.0.0.1", started.port, timeout=60)
-    taken = False
-    while not taken:  # until the engine has the request
-        probe.request("GET", "/metrics")
-        figures = probe.getresponse().read().decode()
-        taken = "reluformer_queue 1.0" in figures or 'path="/translate",status="200"} 2.0' in figures
-    probe.close()
-    started.process.send_signal(signal.SIGTERM)
-    answer = waiting.getresponse()
-    assert answer.status == 200 and json.loads(answer.read())["translatedText"]
+    with started.connect() as waiting, started.connect() as probe:
+        post(waiting)
+        taken = False
+        while not taken:  # until the engine has the request, or has finished it already
+            probe.request("GET", "/metrics")
+            figures = probe.getresponse().read().decode()
+            taken = "reluformer_queue 1.0" in figures or 'path="/translate",status="200"}' in figures
+        started.process.send_signal(signal.SIGTERM)
+        status, answer = answer_of(waiting)
+    assert status == 200 and answer["translatedText"]
     code, log = started.end()
     assert code == 0
     lines = [json.loads(line) for line in log.splitlines()]
-    assert [line["status"] for line in lines if line.get("path") == "/translate"] == [200, 200]
+    assert [line["status"] for line in lines if line.get("path") == "/translate"] == [200]
     assert "A dog" not in log
 
 
-def test_a_port_that_is_taken(runs: list[Path], process: Process) -> None:
-    command = [sys.executable, "-m", "reluformer", "serve", str(runs[0]), "--port", str(process.port)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 1
-    assert f"--port {process.port}: Address already in use; choose another one" in result.stderr
+def test_a_port_that_is_taken(models: ServedModels) -> None:
+    from reluformer.server.process import serve
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ArgumentError, match=f"--port {port}: Address already in use; choose another one"):
+            serve(models, host="127.0.0.1", port=port, limits=Limits())

@@ -70,11 +70,13 @@ class Engine:
         self._batches: list[Batch] = []
         self._clock = 0
         self._mean_seconds = 0.0
-        self._thread = threading.Thread(target=self._run, name="reluformer-engine", daemon=True)
+        self._thread: threading.Thread | None = None
         metrics.watch_queue(lambda: self._unfinished)
 
     def start(self) -> None:
-        """Begin to work."""
+        """Begin to work, for the first time or again."""
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="reluformer-engine", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -82,8 +84,9 @@ class Engine:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        if self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join()
+            self._thread = None
 
     def submit(self, work: Work) -> None:
         """Take on `work`, or refuse it: when the queue is full, or when shutting down."""

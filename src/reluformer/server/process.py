@@ -72,11 +72,7 @@ def _bind(host: str, port: int) -> socket.socket:
     """A listening socket: clients may connect from now on, and are answered as soon as the server runs."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        bound = socket.socket(family, socket.SOCK_STREAM)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-        bound.listen(1024)
-        return bound
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
+        return socket.create_server(address[:2], family=family, backlog=1024)
+    except OSError as error:
+        reason = (error.strerror or str(error)).partition(" (while")[0]
         raise ArgumentError(f"--host {host} --port {port}: {reason}; choose another one, 0 takes a free port") from None
