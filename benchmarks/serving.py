@@ -31,16 +31,23 @@ def texts_of(path: Path | None, most: int) -> list[str]:
     return [line.strip() for line in content.decode().splitlines() if line.strip()][:most]
 
 
-def measure(run: Path, texts: list[str], clients: int, seconds: float, rounds: int) -> list[dict[str, Any]]:
-    """A row for each kind of server."""
-    kinds = {"together": (), "one at a time": ("--max-batch", "1")}
-    turns: dict[str, list[Answers]] = {kind: [] for kind in kinds}
-    for _ in range(rounds):
-        for kind, options in kinds.items():
-            with server(run, *options) as running:
-                ask(running, texts, clients, for_seconds(min(2.0, seconds)))
-                turns[kind].append(ask(running, texts, clients, for_seconds(seconds)))
-    return [_row(kind, clients, answers) for kind, answers in turns.items()]
+def measure(run: Path, texts: list[str], counts: list[int], seconds: float, rounds: int) -> list[dict[str, Any]]:
+    """Two rows for each number of clients: both servers are up all the time, and take turns."""
+    rows = []
+    with server(run) as together, server(run, "--max-batch", "1") as single:
+        kinds = {"together": together, "one at a time": single}
+        for clients in counts:
+            turns: dict[str, list[Answers]] = {kind: [] for kind in kinds}
+            for _ in range(rounds):
+                for kind, running in kinds.items():
+                    turns[kind].append(ask(running, texts, clients, for_seconds(seconds)))
+            pair = [_row(kind, clients, answers) for kind, answers in turns.items()]
+            ratio = pair[0]["requests_per_second"] / pair[1]["requests_per_second"]
+            pair[0]["throughput_over_one_at_a_time"] = round(ratio, 2)
+            for row in pair:
+                print(json.dumps(row), flush=True)
+            rows += pair
+    return rows
 
 
 def _row(kind: str, clients: int, turns: list[Answers]) -> dict[str, Any]:
@@ -76,20 +83,14 @@ def main() -> None:
         results["soak"] = soak(arguments.run, texts, max(arguments.clients), arguments.soak)
         print(json.dumps(results["soak"], indent=1))
     else:
-        results["rows"] = rows = []
-        for clients in arguments.clients:
-            rows += measure(arguments.run, texts, clients, arguments.seconds, arguments.rounds)
-            ratio = rows[-2]["requests_per_second"] / rows[-1]["requests_per_second"]
-            rows[-2]["throughput_over_one_at_a_time"] = round(ratio, 2)
-            for row in rows[-2:]:
-                print(json.dumps(row))
+        results["rows"] = measure(arguments.run, texts, arguments.clients, arguments.seconds, arguments.rounds)
     if arguments.json is not None:
         _add(arguments.json, arguments.name or arguments.run.name, results)
 
 
 def _add(path: Path, name: str, results: dict[str, Any]) -> None:
     known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"benchmark": "serving"}
-    known[name] = results
+    known[name] = {**known.get(name, {}), **results}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
 

@@ -26,6 +26,8 @@ from reluformer.server.streams import Stream, has_left
 from reluformer.server.texts import Texts, file_suffixes
 
 Built = TypeVar("Built")
+INLINE = 2000
+"""Texts of fewer characters are split at once."""
 
 
 class Api:
@@ -44,10 +46,10 @@ class Api:
         body = await bodies.read(request, TranslateBody)
         self.key.check(request, body.api_key)
         texts = [body.q] if isinstance(body.q, str) else body.q
-        self._check_texts(request, texts, body.alternatives)
+        size = self._check_texts(request, texts, body.alternatives)
         model = self.models.pick(body.model, body.source, body.target)
-        split = await _built(lambda: Texts.of(model, texts, body.format))
-        job = await _built(lambda: Job(model, split.documents, body.alternatives + 1))
+        split = await _built(size, lambda: Texts.of(model, texts, body.format))
+        job = await _built(size, lambda: Job(model, split.documents, body.alternatives + 1))
         found = await self._result(request, job)
         ranked = [split.fill(found, rank) for rank in range(body.alternatives + 1)]
         answer: dict[str, Any] = {"translatedText": ranked[0]}
@@ -63,10 +65,10 @@ class Api:
         """Translate a text; each sentence is sent as soon as it is settled."""
         body = await bodies.read(request, StreamBody)
         self.key.check(request, body.api_key)
-        self._check_texts(request, [body.q])
+        size = self._check_texts(request, [body.q])
         model = self.models.pick(body.model, body.source, body.target)
         loop = asyncio.get_running_loop()
-        stream = await _built(lambda: Stream(model, body.q, body.format, loop))
+        stream = await _built(size, lambda: Stream(model, body.q, body.format, loop))
         self.engine.submit(stream.job)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         events = stream.events(request, self.limits.request_seconds)
@@ -78,10 +80,10 @@ class Api:
         self.key.check(request, body.api_key)
         model = self.models.pick(body.model, body.source, body.target)
         name = name.replace("\\", "/").rpartition("/")[2]
-        split = await _built(lambda: Texts.of_file(model, name, content))
+        split = await _built(len(content), lambda: Texts.of_file(model, name, content))
         self._check_texts(request, ["".join(document) for document in split.documents], count=False)
-        found = await self._result(request, await _built(lambda: Job(model, split.documents)))
-        (text,) = await _built(lambda: split.fill(found))
+        found = await self._result(request, await _built(len(content), lambda: Job(model, split.documents)))
+        (text,) = await _built(len(content), lambda: split.fill(found))
         stem, _, suffix = name.rpartition(".")
         kept = f"{stem}_{model.target}.{suffix}"
         secret = self.files.keep(kept, text.encode())
@@ -98,19 +100,19 @@ class Api:
         """What each token of a translation read of the source, and which slots fired for it."""
         body = await bodies.read(request, InspectBody)
         self.key.check(request, body.api_key)
-        self._check_texts(request, [body.q, body.text or ""])
+        size = self._check_texts(request, [body.q, body.text or ""])
         model = self.models.named(body.model)
-        parts = await _built(lambda: inspections.source_parts(model, body.q))
-        sources = await _built(lambda: inspections.lay_out(model, parts, self.limits, "'q'"))
+        parts = await _built(size, lambda: inspections.source_parts(model, body.q))
+        sources = await _built(size, lambda: inspections.lay_out(model, parts, self.limits, "'q'"))
         text = body.text
         if text is None:
-            found = await self._result(request, await _built(lambda: Job(model, parts)))
+            found = await self._result(request, await _built(size, lambda: Job(model, parts)))
             translated = [list(best[0].sentences) for best in found]
             text = " ".join(sentence for part in translated for sentence in part)
         else:
             given = text
-            translated = await _built(lambda: inspections.target_parts(model, parts, given))
-        targets = await _built(lambda: inspections.lay_out(model, translated, self.limits, "'text'"))
+            translated = await _built(size, lambda: inspections.target_parts(model, parts, given))
+        targets = await _built(size, lambda: inspections.lay_out(model, translated, self.limits, "'text'"))
         answer = await self._look(request, model, text, sources, targets)
         return Response(answer, media_type="application/json")
 
@@ -120,7 +122,7 @@ class Api:
         inspections.check_weights(model, sources, targets)
         tokens = sum(len(part.tokens) for part in [*sources, *targets])
         maps = await self._result(request, Call(model, lambda: inspections.look(model, sources, targets), tokens))
-        return await _built(lambda: inspections.to_json(model, text, sources, targets, maps))
+        return await asyncio.to_thread(lambda: inspections.to_json(model, text, sources, targets, maps))
 
     async def detect(self, request: Request) -> Response:
         """The languages that the models translate from; the text itself is not looked at."""
@@ -171,7 +173,8 @@ class Api:
         """We do not look at the text: as sure as there are languages to choose from."""
         return round(100 / len(self.models.sources), 1)
 
-    def _check_texts(self, request: Request, texts: list[str], alternatives: int = 0, count: bool = True) -> None:
+    def _check_texts(self, request: Request, texts: list[str], alternatives: int = 0, count: bool = True) -> int:
+        """Refuse what is too long; its characters."""
         account: Account = request.state.account
         account.characters = sum(map(len, texts))
         if count and len(texts) > self.limits.texts:
@@ -182,6 +185,7 @@ class Api:
             sentence = f"{alternatives} alternatives are too many"
             raise Refusal(422, "invalid_field", sentence, f"ask for at most {self.limits.alternatives}")
         self.metrics.characters.inc(account.characters)
+        return account.characters
 
     async def _result(self, request: Request, work: Work) -> Any:
         """Hand over to the engine and wait: not for ever, and not for a client that is gone."""
@@ -201,9 +205,9 @@ class Api:
             gone.cancel()
 
 
-async def _built(build: Callable[[], Built]) -> Built:
-    """What splits and tokenises long texts does so beside the event loop."""
-    return await asyncio.to_thread(build)
+async def _built(size: int, build: Callable[[], Built]) -> Built:
+    """What splits and tokenises long texts does so beside the event loop; short ones are not worth a thread."""
+    return build() if size < INLINE else await asyncio.to_thread(build)
 
 
 def _others(choices: tuple[str, ...]) -> list[str]:
