@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 NATIVE := src/reluformer/kernels/native
 CXX ?= c++
 
-.PHONY: setup demo test lint format bench sanitize dist clean
+.PHONY: setup demo test lint format bench sanitize schema dist clean
 
 setup: $(READY)
 
@@ -47,6 +47,10 @@ build/sanitize-%: tests/kernels/native/%.cpp tests/kernels/native/shared.h $(wil
 	@mkdir -p build
 	$(CXX) -std=c++17 -g -O1 -ffp-contract=fast -Wall -Wextra -Wno-psabi -fsanitize=address,undefined -fno-sanitize-recover=all \
 		-DRELUFORMER_EMULATE -I$(NATIVE) $< $(NATIVE)/*.cpp -o $@ -lpthread
+
+# Many more requests drawn from the server's OpenAPI document than the tests ask for.
+schema: setup
+	SCHEMA_EXAMPLES=300 $(BIN)/python -m pytest tests/server/test_schema.py
 
 dist: setup
 	rm -rf dist

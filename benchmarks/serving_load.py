@@ -28,7 +28,7 @@ class RunningServer:
     port: int
     process: int
 
-    def connect(self, timeout: float = 120) -> http.client.HTTPConnection:
+    def connect(self, timeout: float = 1000) -> http.client.HTTPConnection:
         """A connection that many requests can share."""
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
 
@@ -45,7 +45,7 @@ def server(run: Path, *options: str) -> Iterator[RunningServer]:
     """`reluformer serve` on a free port until the block ends."""
     quiet = ["--port", "0", "--log-level", "warning", "--threads", str(THREADS)]
     command = [sys.executable, "-m", "reluformer", "serve", str(run), *quiet, *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None
         found = re.search(r"http://127\.0\.0\.1:(\d+)/", process.stdout.readline())
