@@ -1,0 +1,167 @@
+// The page as a whole: which document goes to which models, and which word is looked at.
+
+import { get } from "./api.js";
+import { Announcer } from "./announcer.js";
+import { Column } from "./column.js";
+import { make, showProblem } from "./elements.js";
+import { acceptDrops, textOf, translatedName } from "./files.js";
+import { choices, described, directionOf, rulesOf } from "./models.js";
+
+const element = (id) => document.getElementById(id);
+const announcer = new Announcer(element("announcer"));
+const text = element("document");
+
+let offers = [];
+let columns = [];
+let shown = null; // the offer that the columns belong to
+let abort = null; // of the translation under way
+let fileName = "";
+
+async function start() {
+  element("problem").hidden = true;
+  try {
+    const models = (await get("models")).map(described);
+    offers = choices(models);
+    element("rules").replaceChildren(
+      ...models.flatMap((model) => [make("dt", {}, model.name), make("dd", {}, rulesOf(model))]),
+    );
+  } catch (error) {
+    showProblem(element("problem"), error, start);
+    return;
+  }
+  element("models").replaceChildren(...offers.map((offer, place) => make("option", { value: place }, offer.title)));
+  element("models-choice").hidden = offers.length < 2;
+  element("translate").disabled = false;
+  describe();
+}
+
+const offer = () => offers[Number(element("models").value) || 0];
+
+function describe() {
+  const [model] = offer().models;
+  element("direction").textContent = directionOf(model);
+  element("example").hidden = !model.source.startsWith("en");
+}
+
+/** Columns for the models of the offer; those that stand already are used again. */
+function prepareColumns(chosen) {
+  if (shown === chosen) return;
+  shown = chosen;
+  const several = chosen.models.length > 1;
+  columns = chosen.models.map((model) => {
+    const name = (one) => translatedName(fileName, one.target, several ? one.name : null);
+    return new Column(element("column-template"), model, model.name, { heard, picked, fileName: name });
+  });
+  element("columns").replaceChildren(...columns.map((column) => column.root));
+  element("columns").classList.toggle("several", several);
+  offerNumbers(element("layer"), "layers", chosen.models);
+  offerNumbers(element("head"), "heads", chosen.models);
+}
+
+function offerNumbers(select, what, models) {
+  const most = Math.max(...models.map((model) => model[what]));
+  const numbers = [...Array(most).keys()].map((place) => make("option", { value: place }, String(place)));
+  select.replaceChildren(make("option", { value: "" }, "mean of all"), ...numbers);
+}
+
+async function translate() {
+  if (abort) return; // one at a time
+  if (!text.value.trim()) {
+    text.focus();
+    return;
+  }
+  abort = new AbortController();
+  prepareColumns(offer());
+  look();
+  element("results").hidden = false;
+  element("problem").hidden = true;
+  working(true);
+  announcer.sayInstead("Translating.");
+  await Promise.all(columns.map((column) => column.translate(text.value, abort.signal)));
+  abort = null;
+  working(false);
+  if (sharedProblem()) return;
+  announcer.say(columns.map((column) => `${column.model.name}: ${column.parts.status.textContent}.`).join(" "));
+}
+
+/** All models were refused alike, before anything arrived: said once, in place of the columns. */
+function sharedProblem() {
+  const [first, ...others] = columns.map((column) => (column.sentences.length ? null : column.problem));
+  if (!first || !others.every((other) => other?.message === first.message)) return false;
+  element("results").hidden = true;
+  showProblem(element("problem"), first, translate);
+  return true;
+}
+
+/** Stop takes the place of Translate, and the focus with it. */
+function working(busy) {
+  const [coming, going] = busy ? [element("stop"), element("translate")] : [element("translate"), element("stop")];
+  const hadFocus = document.activeElement === going;
+  coming.hidden = false;
+  going.hidden = true;
+  if (hadFocus) coming.focus();
+}
+
+/** Sentences of the first column are read out; the others say the same in other words. */
+function heard(column, sentence) {
+  if (column === columns[0]) announcer.say(sentence);
+}
+
+/** A word was chosen in one column: the others look at the same word, if they have it. */
+function picked(column, word) {
+  for (const other of columns) {
+    const same = other === column ? word : other.counterpart(word);
+    const drawn = other.choose(same, `This translation has no “${word.textContent}” in that sentence.`);
+    if (other === column) drawn.then((summary) => summary && announcer.sayInstead(summary));
+  }
+}
+
+function look() {
+  const number = (select) => (select.value === "" ? null : Number(select.value));
+  const view = { layer: number(element("layer")), head: number(element("head")) };
+  for (const column of columns) {
+    column.view = view;
+    column.draw();
+  }
+}
+
+async function read(file) {
+  if (!file) return;
+  element("problem").hidden = true;
+  try {
+    text.value = await textOf(file);
+    fileName = file.name;
+    text.focus();
+  } catch (error) {
+    showProblem(element("problem"), error);
+  }
+}
+
+async function tryExample() {
+  try {
+    text.value = (await (await fetch("example.txt")).text()).trim();
+  } catch {
+    return start(); // says that the server is gone
+  }
+  fileName = "";
+  translate();
+}
+
+element("composer").addEventListener("submit", (event) => {
+  event.preventDefault();
+  translate();
+});
+text.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) translate();
+});
+element("columns").addEventListener("again", translate);
+element("stop").addEventListener("click", () => abort?.abort());
+element("example").addEventListener("click", tryExample);
+element("open").addEventListener("click", () => element("file").click());
+element("file").addEventListener("change", (event) => read(event.target.files[0]));
+element("models").addEventListener("change", describe);
+element("layer").addEventListener("change", look);
+element("head").addEventListener("change", look);
+acceptDrops(element("drop"), read);
+element("translate").disabled = true;
+start();
