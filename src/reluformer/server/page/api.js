@@ -27,10 +27,18 @@ export const CUT_OFF = {
   hint: "What had arrived is kept. Try again to translate the whole document.",
 };
 
-async function ask(path, options) {
+let key = "";
+
+/** The key that the server asks for, where it has one. */
+export function useKey(given) {
+  key = given;
+}
+
+async function ask(path, options = {}) {
+  const headers = { ...options.headers, ...(key && { Authorization: `Bearer ${key}` }) };
   let response;
   try {
-    response = await fetch(path, options);
+    response = await fetch(path, { ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ServerError(SILENT);
@@ -47,6 +55,15 @@ async function refusal(response) {
 
 export async function get(path) {
   return (await ask(path)).json();
+}
+
+/** A file translated by the server, as text. */
+export async function translatedFile(file, { name, source, target }, signal) {
+  const form = new FormData();
+  for (const [field, value] of Object.entries({ file, model: name, source, target })) form.append(field, value);
+  const { translatedFileUrl } = await (await ask("translate_file", { method: "POST", body: form, signal })).json();
+  const kept = new URL(translatedFileUrl).pathname.split("/").slice(-3).join("/"); // the proxy may know another host
+  return (await ask(kept, { signal })).text();
 }
 
 export function post(path, body, signal) {

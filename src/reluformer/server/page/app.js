@@ -1,41 +1,43 @@
 // The page as a whole: which document goes to which models, and which word is looked at.
 
-import { get } from "./api.js";
+import { get, useKey } from "./api.js";
 import { Announcer } from "./announcer.js";
 import { Column } from "./column.js";
-import { make, showProblem } from "./elements.js";
-import { acceptDrops, textOf, translatedName } from "./files.js";
+import { Composer } from "./composer.js";
+import { element, make, showProblem } from "./elements.js";
 import { choices, described, directionOf, rulesOf } from "./models.js";
 
-const element = (id) => document.getElementById(id);
 const announcer = new Announcer(element("announcer"));
-const text = element("document");
 
+let composer = null;
 let offers = [];
 let columns = [];
 let shown = null; // the offer that the columns belong to
 let abort = null; // of the translation under way
-let fileName = "";
 
 async function start() {
   element("problem").hidden = true;
   try {
-    const models = (await get("models")).map(described);
-    offers = choices(models);
-    element("rules").replaceChildren(
-      ...models.flatMap((model) => [make("dt", {}, model.name), make("dd", {}, rulesOf(model))]),
-    );
+    const [models, settings] = await Promise.all([get("models"), get("frontend/settings")]);
+    introduce(models.map(described));
+    element("key-choice").hidden = !settings.keyRequired;
+    composer ??= new Composer(settings.supportedFilesFormat, translate);
+    element("translate").disabled = false;
   } catch (error) {
     showProblem(element("problem"), error, start);
-    return;
   }
+}
+
+function introduce(models) {
+  offers = choices(models);
+  const rules = models.flatMap((model) => [make("dt", {}, model.name), make("dd", {}, rulesOf(model))]);
+  element("rules").replaceChildren(...rules);
   element("models").replaceChildren(...offers.map((offer, place) => make("option", { value: place }, offer.title)));
   element("models-choice").hidden = offers.length < 2;
-  element("translate").disabled = false;
   describe();
 }
 
-const offer = () => offers[Number(element("models").value) || 0];
+const offer = () => offers[Number(element("models").value)];
 
 function describe() {
   const [model] = offer().models;
@@ -48,10 +50,9 @@ function prepareColumns(chosen) {
   if (shown === chosen) return;
   shown = chosen;
   const several = chosen.models.length > 1;
-  columns = chosen.models.map((model) => {
-    const name = (one) => translatedName(fileName, one.target, several ? one.name : null);
-    return new Column(element("column-template"), model, model.name, { heard, picked, fileName: name });
-  });
+  columns = chosen.models.map(
+    (model) => new Column(element("column-template"), model, several ? model.name : "", { heard, picked }),
+  );
   element("columns").replaceChildren(...columns.map((column) => column.root));
   element("columns").classList.toggle("several", several);
   offerNumbers(element("layer"), "layers", chosen.models);
@@ -66,10 +67,6 @@ function offerNumbers(select, what, models) {
 
 async function translate() {
   if (abort) return; // one at a time
-  if (!text.value.trim()) {
-    text.focus();
-    return;
-  }
   abort = new AbortController();
   prepareColumns(offer());
   look();
@@ -77,7 +74,7 @@ async function translate() {
   element("problem").hidden = true;
   working(true);
   announcer.sayInstead("Translating.");
-  await Promise.all(columns.map((column) => column.translate(text.value, abort.signal)));
+  await Promise.all(columns.map((column) => column.translate(composer.document, abort.signal)));
   abort = null;
   working(false);
   if (sharedProblem()) return;
@@ -109,13 +106,15 @@ function heard(column, sentence) {
 
 /** A word was chosen in one column: the others look at the same word, if they have it. */
 function picked(column, word) {
+  const place = column.words.indexOf(word);
   for (const other of columns) {
-    const same = other === column ? word : other.counterpart(word);
+    const same = other === column ? word : other.counterpart(word, place);
     const drawn = other.choose(same, `This translation has no “${word.textContent}” in that sentence.`);
     if (other === column) drawn.then((summary) => summary && announcer.sayInstead(summary));
   }
 }
 
+/** All columns show the chosen layer and head. */
 function look() {
   const number = (select) => (select.value === "" ? null : Number(select.value));
   const view = { layer: number(element("layer")), head: number(element("head")) };
@@ -125,43 +124,11 @@ function look() {
   }
 }
 
-async function read(file) {
-  if (!file) return;
-  element("problem").hidden = true;
-  try {
-    text.value = await textOf(file);
-    fileName = file.name;
-    text.focus();
-  } catch (error) {
-    showProblem(element("problem"), error);
-  }
-}
-
-async function tryExample() {
-  try {
-    text.value = (await (await fetch("example.txt")).text()).trim();
-  } catch {
-    return start(); // says that the server is gone
-  }
-  fileName = "";
-  translate();
-}
-
-element("composer").addEventListener("submit", (event) => {
-  event.preventDefault();
-  translate();
-});
-text.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) translate();
-});
+element("translate").disabled = true;
 element("columns").addEventListener("again", translate);
 element("stop").addEventListener("click", () => abort?.abort());
-element("example").addEventListener("click", tryExample);
-element("open").addEventListener("click", () => element("file").click());
-element("file").addEventListener("change", (event) => read(event.target.files[0]));
 element("models").addEventListener("change", describe);
 element("layer").addEventListener("change", look);
 element("head").addEventListener("change", look);
-acceptDrops(element("drop"), read);
-element("translate").disabled = true;
+element("key").addEventListener("change", ({ target }) => useKey(target.value));
 start();

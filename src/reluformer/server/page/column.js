@@ -1,10 +1,10 @@
 // One model: its translation as it arrives, and what the chosen word of it read.
 
-import { post } from "./api.js";
-import { copyText, saveText } from "./files.js";
+import { post, translatedFile } from "./api.js";
+import { copyText, saveText, translatedName } from "./files.js";
 import { copyOf, make, showProblem } from "./elements.js";
 import { Inspector, percent } from "./inspector.js";
-import { gaps, laidOut, words } from "./layout.js";
+import { laidOut, words } from "./layout.js";
 import { prepared } from "./reads.js";
 import { makeStop, rove } from "./roving.js";
 import { translation } from "./stream.js";
@@ -12,8 +12,11 @@ import { translation } from "./stream.js";
 const WORD = ".word";
 
 export class Column {
-  /** `heard` gets each sentence that arrives; `picked` the column and the word that a reader chose. */
-  constructor(template, model, title, { heard, picked, fileName }) {
+  /**
+   * `tag` tells the model in names of files; `heard` gets each sentence that arrives,
+   * `picked` the column and the word that a reader chose.
+   */
+  constructor(template, model, tag, { heard, picked }) {
     const { root, parts } = copyOf(template);
     this.root = root;
     this.parts = parts;
@@ -23,7 +26,7 @@ export class Column {
     this.heard = heard;
     this.busy = false;
     this.reset();
-    parts.name.textContent = title;
+    const title = (parts.name.textContent = model.name);
     parts.rule.textContent = model.cross;
     parts.progress.setAttribute("aria-label", `Sentences translated by ${title}`);
     parts.translation.setAttribute("aria-label", `Translation by ${title}; the arrow keys choose a word`);
@@ -31,7 +34,7 @@ export class Column {
     parts.copy.setAttribute("aria-label", `Copy the translation by ${title}`);
     parts.download.setAttribute("aria-label", `Download the translation by ${title}`);
     parts.copy.addEventListener("click", () => this.#copy());
-    parts.download.addEventListener("click", () => saveText(fileName(model), this.text));
+    parts.download.addEventListener("click", () => saveText(translatedName(this.document.name, model.target, tag), this.text));
     rove(parts.translation, WORD, (word) => picked(this, word));
     parts.translation.addEventListener("click", (event) => this.#clicked(event, picked));
     parts.translation.addEventListener("keydown", (event) => {
@@ -42,7 +45,9 @@ export class Column {
   }
 
   reset() {
+    this.sources = [];
     this.sentences = [];
+    this.words = [];
     this.layout = { before: [], after: "" };
     this.finished = null;
     this.reading = null;
@@ -65,22 +70,36 @@ export class Column {
     this.document = document;
     this.#busy(true);
     this.parts.status.textContent = "Waiting for the server";
-    const { name: model, source, target } = this.model;
     try {
-      for await (const told of translation({ q: document, source, target, model }, signal)) this.#take(told);
+      await (document.marked ? this.#wholeFile(signal) : this.#bySentence(signal));
     } catch (error) {
       if (error.name === "AbortError") this.#stopped();
       else this.#failed(error);
     }
     this.#busy(false);
-    this.#ready(this.sentences.length > 0);
+    this.#ready(this.text !== "");
+  }
+
+  async #bySentence(signal) {
+    const { name: model, source, target } = this.model;
+    for await (const told of translation({ q: this.document.text, source, target, model }, signal)) this.#take(told);
+  }
+
+  /** A file with markup: the server knows what of it are sentences, and sends it back whole. */
+  async #wholeFile(signal) {
+    const { text, name } = this.document;
+    this.finished = await translatedFile(new File([text], name), this.model, signal);
+    this.parts.translation.textContent = this.finished;
+    this.parts.status.textContent = "Translated as a whole, with its markup";
+    this.inspector.tell("Reads can be shown for plain text: paste the text instead of opening the file.");
   }
 
   #take(told) {
     const { progress, status } = this.parts;
     if (told.event === "start") {
+      this.sources = told.sentences.map((sentence) => sentence.source);
+      this.layout = { before: told.sentences.map((sentence) => sentence.before), after: told.after };
       this.expected = told.sentences.length;
-      this.layout = gaps(this.document, told.sentences);
       progress.max = Math.max(1, this.expected);
       progress.value = 0;
     } else if (told.event === "sentence") {
@@ -101,24 +120,22 @@ export class Column {
 
   #append(index, text) {
     const sentence = make("span", { className: "sentence" });
-    const place = { number: 0 };
     for (const [at, piece] of words(text).entries()) {
-      if (at % 2 === 0) sentence.append(piece);
-      else sentence.append(this.#word(piece, index, place.number++));
+      sentence.append(at % 2 === 0 ? piece : this.#word(piece, index));
     }
-    const before = this.layout.before[index] ?? " ";
+    const before = this.layout.before[index];
     const { translation: box } = this.parts;
     const atEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 8;
     box.append(index === 0 ? before.trimStart() : before, sentence);
-    if (index === 0) makeStop(box, WORD);
+    if (this.words.length && !box.querySelector('[tabindex="0"]')) makeStop(box, WORD);
     if (atEnd) box.scrollTop = box.scrollHeight;
   }
 
-  #word(text, sentence, number) {
+  #word(text, sentence) {
     const word = make("span", { className: "word", attr: { role: "button", tabindex: "-1", "aria-pressed": "false" } });
     word.textContent = text;
     word.dataset.sentence = sentence;
-    word.dataset.number = number;
+    this.words.push(word);
     return word;
   }
 
@@ -164,12 +181,12 @@ export class Column {
     setTimeout(() => (copy.textContent = "Copy"), 1500);
   }
 
-  /** The word of this translation that stands for one of another: the same text nearest to its place. */
-  counterpart({ textContent, dataset }) {
-    const same = [...this.parts.translation.querySelectorAll(WORD)].filter(
-      (word) => word.dataset.sentence === dataset.sentence && word.textContent === textContent,
+  /** The word of this translation that stands for one of another column: the same text nearest to its place. */
+  counterpart(word, place) {
+    const same = this.words.filter(
+      (own) => own.dataset.sentence === word.dataset.sentence && own.textContent === word.textContent,
     );
-    const off = (word) => Math.abs(word.dataset.number - dataset.number);
+    const off = (own) => Math.abs(this.words.indexOf(own) - place);
     return same.sort((a, b) => off(a) - off(b))[0] ?? null;
   }
 
@@ -206,14 +223,14 @@ export class Column {
       return;
     }
     if (word !== this.word) return; // another one was chosen meanwhile
-    const found = inspection.targetSentences.get(Number(word.dataset.sentence))?.[Number(word.dataset.number)];
+    const found = inspection.targetWords[this.words.indexOf(word)];
     if (!found) return this.inspector.tell("The server did not say what this word read.");
     return this.inspector.show(inspection, found, this.view, this.layout.before);
   }
 
   async #inspect() {
-    const response = await post("inspect", { q: this.document, text: this.finished, model: this.model.name });
-    const inspection = prepared(await response.json());
+    const response = await post("inspect", { q: this.document.text, text: this.finished, model: this.model.name });
+    const inspection = prepared(await response.json(), this.sources, this.sentences);
     this.parts.rule.textContent = `${this.model.cross} · ${percent(inspection.zero_fraction)} exact zeros`;
     return inspection;
   }

@@ -1,5 +1,7 @@
 // Building the page. Text is only ever set as text, so a document cannot bring markup into it.
 
+export const element = (id) => document.getElementById(id);
+
 /** A new element with properties, attributes (`attr`) and children: elements or text. */
 export function make(tag, { attr = {}, ...properties } = {}, ...children) {
   const element = Object.assign(document.createElement(tag), properties);

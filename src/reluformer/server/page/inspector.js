@@ -71,7 +71,7 @@ export class Inspector {
     let sentence = null;
     inspection.sourceWords.forEach((word, place) => {
       const starts = word.sentence !== sentence;
-      pieces.push(starts ? (before[word.sentence] ?? " ") : word.end ? "" : " ");
+      pieces.push(starts ? before[word.sentence] : word.end ? "" : " ");
       sentence = word.sentence;
       const weight = reads.get(place);
       if (weight !== undefined) pieces.push(mark(word, weight, most));
@@ -88,16 +88,15 @@ export class Inspector {
   #slots(inspection, word, layers) {
     this.#parts.slots.replaceChildren(
       ...layers.map((layer) => {
-        const fired = slotsOf(inspection, word, layer);
-        const count = inspection.slots[layer][word.tokens[0]].of;
-        const strongest = fired.slice(0, STRONGEST).map(([slot, activation]) => `${slot} (${activation.toFixed(2)})`);
-        const strongly = strongest.length ? `Strongest: ${strongest.join(", ")}` : "";
+        const { fired, of, strongest } = slotsOf(inspection, word, layer);
+        const count = `${range(fired)} of ${of} fired`;
+        const named = strongest.slice(0, STRONGEST).map(([slot, activation]) => `${slot} (${activation.toFixed(2)})`);
         return make(
           "div",
           { className: "slots" },
-          make("p", {}, make("strong", {}, `Layer ${layer}`), ` ${fired.length} of ${count} fired`),
-          barcode(fired, count, layer),
-          make("p", { className: "soft" }, strongly),
+          make("p", {}, make("strong", {}, `Layer ${layer}`), ` ${count}`),
+          barcode(strongest, of, `Layer ${layer}: ${count}`),
+          make("p", { className: "soft" }, named.length ? `Strongest: ${named.join(", ")}` : "None"),
         );
       }),
     );
@@ -133,15 +132,20 @@ function mark(word, weight, most) {
   return element;
 }
 
-/** A line for each slot that fired, at its place among all, as long as its activation. */
-function barcode(fired, count, layer) {
-  const most = Math.max(...fired.map(([, activation]) => Math.abs(activation)), 0);
-  const lines = fired.map(([slot, activation]) => {
+/** "61", or "58 to 64" where the tokens of a word differ. */
+function range(numbers) {
+  const [least, most] = [Math.min(...numbers), Math.max(...numbers)];
+  return least === most ? `${least}` : `${least} to ${most}`;
+}
+
+/** A line for each of the strongest slots, at its place among all, as long as its activation. */
+function barcode(strongest, count, name) {
+  const most = Math.max(...strongest.map(([, activation]) => Math.abs(activation)), 0);
+  const lines = strongest.map(([slot, activation]) => {
     const height = 4 + (20 * Math.abs(activation)) / most;
     const title = makeSvg("title", {}, `slot ${slot}: ${activation.toFixed(3)}`);
     return makeSvg("rect", { x: slot, y: 24 - height, width: Math.max(1, count / 512), height }, title);
   });
-  const name = `Layer ${layer}: ${fired.length} of ${count} slots fired`;
   const box = { viewBox: `0 0 ${count} 24`, preserveAspectRatio: "none", role: "img", "aria-label": name };
   return makeSvg("svg", { class: "barcode", ...box }, ...lines);
 }

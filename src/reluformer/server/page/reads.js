@@ -1,34 +1,42 @@
 // From the weights of tokens to those of words. Pure functions; only weights that are not zero ever appear.
 
-/** Tokens put together: [{text, sentence, tokens: places, end: whether it is no text but the end of a sentence}]. */
+/**
+ * Tokens put together: [{text, sentence, tokens: their places, end}].
+ * The last of each sentence is no word but its `end`, which is read like one.
+ */
 export function wordsOf(tokens) {
   const words = [];
-  let last = null;
   tokens.forEach(({ text, word, sentence }, place) => {
-    const end = word === null;
-    if (last && !end && last.word === word && last.sentence === sentence) {
+    const last = words.at(-1);
+    if (last && last.word === word && last.sentence === sentence) {
       last.text += text;
       last.tokens.push(place);
     } else {
-      last = { text, word, sentence, tokens: [place], end };
-      words.push(last);
+      words.push({ text, word, sentence, tokens: [place] });
     }
   });
-  for (const word of words) word.text = word.text.trim();
+  words.forEach((word, place) => (word.end = words[place + 1]?.sentence !== word.sentence));
   return words;
 }
 
-/** The words of each sentence, without its end: sentence -> [word]. */
-export function bySentence(words) {
-  const sentences = new Map();
-  for (const word of words) {
-    if (!sentences.has(word.sentence)) sentences.set(word.sentence, []);
-    if (!word.end) sentences.get(word.sentence).push(word);
-  }
-  return sentences;
+/** Words spelled as in `sentences`: the bytes of a rare character may lie in several tokens. */
+function spelled(words, sentences) {
+  const written = sentences.flatMap((sentence) => sentence.split(/\s+/).filter(Boolean));
+  const read = words.filter((word) => !word.end);
+  if (written.length === read.length) read.forEach((word, place) => (word.text = written[place]));
+  return words;
 }
 
-/** The numbers of the layers (or heads) that a choice means: one of them, or all. */
+/** An answer of /inspect with its tokens put together to the words of the document and its translation. */
+export function prepared(answer, sources, translations) {
+  const sourceWords = spelled(wordsOf(answer.source_tokens), sources);
+  const targetWords = spelled(wordsOf(answer.target_tokens), translations).filter((word) => !word.end);
+  const wordOfToken = [];
+  sourceWords.forEach((word, place) => word.tokens.forEach((token) => (wordOfToken[token] = place)));
+  return { ...answer, sourceWords, targetWords, wordOfToken };
+}
+
+/** The numbers of the layers (or heads) that a choice means: one of them, or (null) all. */
 export function chosen(choice, count) {
   return choice === null ? [...Array(count).keys()] : choice < count ? [choice] : [];
 }
@@ -38,14 +46,13 @@ export function chosen(choice, count) {
  * Source tokens of a word add up; over the tokens of the target word, and over layers and heads, it is the mean.
  */
 export function readsOf(inspection, target, layers, heads) {
-  const { wordOfToken } = inspection;
   const share = 1 / (target.tokens.length * layers.length * heads.length);
   const weights = new Map();
   for (const layer of layers) {
     for (const head of heads) {
       for (const token of target.tokens) {
         for (const [place, weight] of inspection.reads[layer][head][token]) {
-          const word = wordOfToken[place];
+          const word = inspection.wordOfToken[place];
           weights.set(word, (weights.get(word) ?? 0) + weight * share);
         }
       }
@@ -54,22 +61,13 @@ export function readsOf(inspection, target, layers, heads) {
   return weights;
 }
 
-/** The slots of one layer that fired for a word: [[slot, mean activation]], strongest first. */
+/** Slots of one layer for a word: how many fired for each of its tokens, of how many, and the strongest by their mean. */
 export function slotsOf(inspection, target, layer) {
+  const rows = target.tokens.map((token) => inspection.slots[layer][token]);
   const activations = new Map();
-  for (const token of target.tokens) {
-    for (const [slot, activation] of inspection.slots[layer][token].fired) {
-      activations.set(slot, (activations.get(slot) ?? 0) + activation / target.tokens.length);
-    }
+  for (const [slot, activation] of rows.flatMap((row) => row.top)) {
+    activations.set(slot, (activations.get(slot) ?? 0) + activation / rows.length);
   }
-  return [...activations].sort((a, b) => Math.abs(b[1]) - Math.abs(a[1]));
-}
-
-/** An answer of /inspect with its tokens put together to words. */
-export function prepared(answer) {
-  const sourceWords = wordsOf(answer.source_tokens);
-  const targetWords = wordsOf(answer.target_tokens);
-  const wordOfToken = [];
-  sourceWords.forEach((word, place) => word.tokens.forEach((token) => (wordOfToken[token] = place)));
-  return { ...answer, sourceWords, targetWords, wordOfToken, targetSentences: bySentence(targetWords) };
+  const strongest = [...activations].sort((a, b) => Math.abs(b[1]) - Math.abs(a[1]));
+  return { fired: rows.map((row) => row.fired), of: rows[0].of, strongest };
 }
