@@ -100,19 +100,18 @@ class Api:
         """What each token of a translation read of the source, and which slots fired for it."""
         body = await bodies.read(request, InspectBody)
         self.key.check(request, body.api_key)
-        size = self._check_texts(request, [body.q, body.text or ""])
+        given = body.text
+        size = self._check_texts(request, [body.q, *([given] if isinstance(given, str) else given or [])], count=False)
         model = self.models.named(body.model)
         parts = await _built(size, lambda: inspections.source_parts(model, body.q))
         sources = await _built(size, lambda: inspections.lay_out(model, parts, self.limits, "'q'"))
-        text = body.text
-        if text is None:
+        if given is None:
             found = await self._result(request, await _built(size, lambda: Job(model, parts)))
             translated = [list(best[0].sentences) for best in found]
-            text = " ".join(sentence for part in translated for sentence in part)
         else:
-            given = text
             translated = await _built(size, lambda: inspections.target_parts(model, parts, given))
         targets = await _built(size, lambda: inspections.lay_out(model, translated, self.limits, "'text'"))
+        text = given if isinstance(given, str) else " ".join(sentence for part in translated for sentence in part)
         answer = await self._look(request, model, text, sources, targets)
         return Response(answer, media_type="application/json")
 

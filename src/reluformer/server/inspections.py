@@ -44,18 +44,19 @@ def source_parts(model: ServedModel, text: str) -> list[list[str]]:
     return list(parts_of(model.translator.tokenizer, sentences, model.translator.config.window_tokens))
 
 
-def target_parts(model: ServedModel, parts: Sequence[Sequence[str]], text: str) -> list[list[str]]:
-    """The sentences of a given translation, dealt out like those of its source."""
-    sentences = _sentences(model, text)
+def target_parts(model: ServedModel, parts: Sequence[Sequence[str]], text: str | list[str]) -> list[list[str]]:
+    """The sentences of a given translation, dealt out like those of its source; a list is split already."""
+    sentences = _sentences(model, text) if isinstance(text, str) else [" ".join(given.split()) for given in text]
     if not sentences:
         raise Refusal(400, "nothing_to_read", "'text' holds no sentence", "leave it out to have 'q' translated")
     ends = [0]
     for part in parts:
         ends.append(ends[-1] + len(part))
-    if len(parts) == 1:
+    if len(parts) == 1 and isinstance(text, str):
         return [sentences]
     if ends[-1] != len(sentences):
-        sentence = f"'q' has {ends[-1]} sentences but 'text' has {len(sentences)}, and they do not fit into one window"
+        one = ", and they do not fit into one window" if isinstance(text, str) else ""
+        sentence = f"'q' has {ends[-1]} sentences but 'text' has {len(sentences)}{one}"
         raise Refusal(422, "not_aligned", sentence, "send as many sentences, or fewer of them")
     return [sentences[start:stop] for start, stop in pairwise(ends)]
 

@@ -67,8 +67,8 @@ class InspectBody(Body):
 
     q: str
     """The source text."""
-    text: str | None = None
-    """Its translation; without one it is translated first."""
+    text: str | list[str] | None = None
+    """Its translation, or that of each of its sentences; without one it is translated first."""
 
 
 class DetectedLanguage(BaseModel):

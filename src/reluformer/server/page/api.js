@@ -3,9 +3,9 @@
 /** A refusal of the server, or its silence, in words for the reader. */
 export class ServerError extends Error {
   constructor({ error, code = "", hint = "" }, status = 0) {
-    super(error);
+    super(asSentence(error));
     this.code = code;
-    this.hint = hint;
+    this.hint = asSentence(hint);
     this.status = status;
   }
 
@@ -13,6 +13,12 @@ export class ServerError extends Error {
   get passing() {
     return this.status === 0 || this.status === 429 || this.status >= 500;
   }
+}
+
+/** The server speaks in half sentences; on the page they stand alone. */
+function asSentence(words) {
+  const closed = !words || /[.!?]$/.test(words) ? words : `${words}.`;
+  return closed.slice(0, 1).toUpperCase() + closed.slice(1);
 }
 
 const SILENT = {

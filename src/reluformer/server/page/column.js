@@ -4,7 +4,7 @@ import { post, translatedFile } from "./api.js";
 import { copyText, saveText, translatedName } from "./files.js";
 import { copyOf, make, showProblem } from "./elements.js";
 import { Inspector, percent } from "./inspector.js";
-import { laidOut, words } from "./layout.js";
+import { laidOut, spacesAndWords } from "./layout.js";
 import { prepared } from "./reads.js";
 import { makeStop, rove } from "./roving.js";
 import { translation } from "./stream.js";
@@ -27,7 +27,6 @@ export class Column {
     this.busy = false;
     this.reset();
     const title = (parts.name.textContent = model.name);
-    parts.rule.textContent = model.cross;
     parts.progress.setAttribute("aria-label", `Sentences translated by ${title}`);
     parts.translation.setAttribute("aria-label", `Translation by ${title}; the arrow keys choose a word`);
     parts.inspector.setAttribute("aria-label", `What ${title} read`);
@@ -55,6 +54,7 @@ export class Column {
     this.parts.translation.replaceChildren();
     this.parts.problem.hidden = true;
     this.problem = null;
+    this.parts.rule.textContent = this.model.cross;
     this.inspector.tell("Choose a word of the translation, with the mouse or the arrow keys, to see what it read.");
     this.#ready(false);
   }
@@ -120,7 +120,7 @@ export class Column {
 
   #append(index, text) {
     const sentence = make("span", { className: "sentence" });
-    for (const [at, piece] of words(text).entries()) {
+    for (const [at, piece] of spacesAndWords(text).entries()) {
       sentence.append(at % 2 === 0 ? piece : this.#word(piece, index));
     }
     const before = this.layout.before[index];
@@ -229,9 +229,10 @@ export class Column {
   }
 
   async #inspect() {
-    const response = await post("inspect", { q: this.document.text, text: this.finished, model: this.model.name });
+    const response = await post("inspect", { q: this.document.text, text: this.sentences, model: this.model.name });
     const inspection = prepared(await response.json(), this.sources, this.sentences);
-    this.parts.rule.textContent = `${this.model.cross} · ${percent(inspection.zero_fraction)} exact zeros`;
+    const zeros = make("strong", {}, percent(inspection.zero_fraction));
+    this.parts.rule.replaceChildren(`${this.model.cross} · `, zeros, " exact zeros");
     return inspection;
   }
 }

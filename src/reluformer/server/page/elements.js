@@ -27,16 +27,10 @@ export function copyOf(template) {
   return { root, parts };
 }
 
-/** The server speaks in half sentences; on the page they stand alone. */
-function asSentence(words) {
-  const closed = /[.!?]$/.test(words) ? words : `${words}.`;
-  return closed[0].toUpperCase() + closed.slice(1);
-}
-
 /** Show an error with its hint, and a way to try again where that may help. */
 export function showProblem(box, error, again = null) {
-  const words = make("div", {}, make("strong", {}, asSentence(error.message)));
-  if (error.hint) words.append(make("p", {}, asSentence(error.hint)));
+  const words = make("div", {}, make("strong", {}, error.message));
+  if (error.hint) words.append(make("p", {}, error.hint));
   box.replaceChildren(words);
   if (again && error.passing) {
     const button = make("button", { type: "button", className: "quiet" }, "Try again");

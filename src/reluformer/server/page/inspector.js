@@ -60,7 +60,6 @@ export class Inspector {
     this.#parts.figures.replaceChildren(
       figure(`${reads.size} of ${all}`, "words and sentence ends (¶) read"),
       figure(number(total), "sum of the weights"),
-      figure(percent(inspection.zero_fraction), "exact zeros in all reads of the document"),
     );
   }
 

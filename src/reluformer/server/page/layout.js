@@ -6,7 +6,15 @@ export function laidOut({ before, after }, sentences) {
   return sentences.length === before.length ? text + after : text;
 }
 
-/** The words of a sentence and the white space between them, in turn; words have odd places. */
+// What Python's str.split takes for white space, which is not quite what \s is.
+const WORD = /([^\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+)/;
+
+/** White space and the words of a sentence, in turn; words have odd places. */
+export function spacesAndWords(sentence) {
+  return sentence.split(WORD);
+}
+
+/** The words alone. */
 export function words(sentence) {
-  return sentence.split(/(\S+)/);
+  return spacesAndWords(sentence).filter((_, place) => place % 2 === 1);
 }

@@ -1,5 +1,7 @@
 // From the weights of tokens to those of words. Pure functions; only weights that are not zero ever appear.
 
+import { words as wordsIn } from "./layout.js";
+
 /**
  * Tokens put together: [{text, sentence, tokens: their places, end}].
  * The last of each sentence is no word but its `end`, which is read like one.
@@ -21,7 +23,7 @@ export function wordsOf(tokens) {
 
 /** Words spelled as in `sentences`: the bytes of a rare character may lie in several tokens. */
 function spelled(words, sentences) {
-  const written = sentences.flatMap((sentence) => sentence.split(/\s+/).filter(Boolean));
+  const written = sentences.flatMap(wordsIn);
   const read = words.filter((word) => !word.end);
   if (written.length === read.length) read.forEach((word, place) => (word.text = written[place]));
   return words;
