@@ -38,7 +38,7 @@ BYTES = slice(5, 5 + 256)
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
+def word_tokenizer() -> Tokenizer:
     corpus = [s for d in generate(60, split="train", sentences=(4, 8)) for s in (*d.document.src, *d.document.tgt)]
     return Tokenizer.train(corpus, TokenizerConfig(vocab_size=500))
 
@@ -66,12 +66,12 @@ def random_translator(tokenizer: Tokenizer, rule: str) -> Translator:
 
 
 @pytest.fixture(scope="module")
-def translators(tokenizer: Tokenizer) -> dict[str, Translator]:
-    return {"sparse": random_translator(tokenizer, "relu"), "dense": random_translator(tokenizer, "softmax")}
+def translators(word_tokenizer: Tokenizer) -> dict[str, Translator]:
+    return {"sparse": random_translator(word_tokenizer, "relu"), "dense": random_translator(word_tokenizer, "softmax")}
 
 
 @pytest.fixture(scope="module")
-def serve() -> Iterator[Callable[..., str]]:
+def start_server() -> Iterator[Callable[..., str]]:
     """Servers in threads of this process; their addresses."""
     import uvicorn
 
@@ -99,13 +99,13 @@ def serve() -> Iterator[Callable[..., str]]:
 
 
 @pytest.fixture(scope="module")
-def one(serve: Callable[..., str], translators: dict[str, Translator]) -> str:
-    return serve({"sparse": translators["sparse"]})
+def one(start_server: Callable[..., str], translators: dict[str, Translator]) -> str:
+    return start_server({"sparse": translators["sparse"]})
 
 
 @pytest.fixture(scope="module")
-def two(serve: Callable[..., str], translators: dict[str, Translator]) -> str:
-    return serve(translators)
+def two(start_server: Callable[..., str], translators: dict[str, Translator]) -> str:
+    return start_server(translators)
 
 
 @pytest.fixture(scope="module")
@@ -310,9 +310,9 @@ def test_two_models_stand_side_by_side(visit: Any, two: str, translators: dict[s
 
 
 def test_a_word_chosen_in_one_column_is_looked_at_in_the_other(
-    visit: Any, serve: Any, translators: dict[str, Translator]
+    visit: Any, start_server: Any, translators: dict[str, Translator]
 ) -> None:
-    page = visit(serve({"left": translators["sparse"], "right": translators["sparse"]}))
+    page = visit(start_server({"left": translators["sparse"], "right": translators["sparse"]}))
     translate(page)
     page.locator(".column").first.locator(".word").nth(2).click()
     expect(page.locator("[data-part=findings]:visible")).to_have_count(2)

@@ -53,9 +53,15 @@ async function ask(path, options = {}) {
   return response;
 }
 
+/** Hints that mean something else to the reader of a page than to a program. */
+const IN_OTHER_WORDS = {
+  key_missing: { hint: "Write it into the field “Key”." },
+  too_large: { hint: "Translate it in several pieces." },
+};
+
 async function refusal(response) {
   const told = await response.json().catch(() => null);
-  const words = told?.error ? told : { error: `The server refused (${response.status} ${response.statusText}).` };
+  const words = told?.error ? { ...told, ...IN_OTHER_WORDS[told.code] } : { error: `The server refused (${response.status} ${response.statusText}).` };
   return new ServerError(words, response.status);
 }
 

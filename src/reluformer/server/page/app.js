@@ -62,7 +62,7 @@ function prepareColumns(chosen) {
 function offerNumbers(select, what, models) {
   const most = Math.max(...models.map((model) => model[what]));
   const numbers = [...Array(most).keys()].map((place) => make("option", { value: place }, String(place)));
-  select.replaceChildren(make("option", { value: "" }, "mean of all"), ...numbers);
+  select.replaceChildren(make("option", { value: "" }, "mean"), ...numbers);
 }
 
 async function translate() {

@@ -194,7 +194,11 @@ export class Column {
   async choose(word, reason = "") {
     this.word?.setAttribute("aria-pressed", "false");
     this.word = word;
-    if (!word) return this.inspector.tell(reason);
+    if (!word) {
+      this.inspector.tell(reason);
+      if (this.finished !== null) this.#inspection().catch(() => {}); // for the share of zeros
+      return;
+    }
     word.setAttribute("aria-pressed", "true");
     makeStop(this.parts.translation, WORD, word);
     if (this.finished === null) {
@@ -210,12 +214,10 @@ export class Column {
     if (!this.word || this.finished === null) return;
     const word = this.word;
     if (!this.reading) this.inspector.tell("Reading…");
-    this.reading ??= this.#inspect();
     let inspection;
     try {
-      inspection = await this.reading;
+      inspection = await this.#inspection();
     } catch (error) {
-      this.reading = null;
       this.inspector.tell("");
       const box = make("div", { className: "problem", attr: { role: "alert" } });
       this.parts.hint.append(box);
@@ -228,9 +230,20 @@ export class Column {
     return this.inspector.show(inspection, found, this.view, this.layout.before);
   }
 
+  /** What the server says of all reads; asked once, and again after a failure. */
+  #inspection() {
+    this.reading ??= this.#inspect().catch((error) => {
+      this.reading = null;
+      throw error;
+    });
+    return this.reading;
+  }
+
   async #inspect() {
-    const response = await post("inspect", { q: this.document.text, text: this.sentences, model: this.model.name });
-    const inspection = prepared(await response.json(), this.sources, this.sentences);
+    const { sources, sentences } = this;
+    const response = await post("inspect", { q: this.document.text, text: sentences, model: this.model.name });
+    const inspection = prepared(await response.json(), sources, sentences);
+    if (this.sources !== sources) return inspection; // another document is being translated meanwhile
     const zeros = make("strong", {}, percent(inspection.zero_fraction));
     this.parts.rule.replaceChildren(`${this.model.cross} · `, zeros, " exact zeros");
     return inspection;

@@ -125,7 +125,7 @@ function mark(word, weight, most) {
   const text = word.end ? END_SIGN : word.text;
   const name = `${spoken(word)}: weight ${number(weight)}`;
   const element = make("span", { attr: { role: "img", "aria-label": name, tabindex: "-1" } }, text);
-  element.className = weight === most ? "mark most" : "mark";
+  element.className = ["mark", weight === most && "most", word.end && "end"].filter(Boolean).join(" ");
   element.dataset.weight = number(weight);
   element.style.setProperty("--ink-share", (weight / most).toFixed(3));
   return element;

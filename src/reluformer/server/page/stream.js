@@ -5,18 +5,18 @@ import { CUT_OFF, post, ServerError } from "./api.js";
 /** The events of /translate/stream, up to and with `done`; throws a ServerError for `error` or a cut. */
 export async function* translation(request, signal) {
   const response = await post("translate/stream", request, signal);
+  let done = false;
   try {
     for await (const { event, data } of events(response.body)) {
       const told = JSON.parse(data);
       if (event === "error") throw new ServerError(told, told.status ?? 500);
       yield { event, ...told };
-      if (event === "done") return;
+      done ||= event === "done";
     }
   } catch (error) {
     if (error instanceof ServerError || error.name === "AbortError") throw error;
-    throw new ServerError(CUT_OFF);
   }
-  throw new ServerError(CUT_OFF);
+  if (!done) throw new ServerError(CUT_OFF);
 }
 
 /** Server-sent events out of a stream of bytes: {event, data} for each. */
