@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, expect, sync_playwright
 
 HERE = Path(__file__).parent
 WORD, LAYER, HEAD = "sie", 0, 1
-"""In the demo's ReLUFormer, this head reads the antecedent of a pronoun."""
+"""What to look at; which head reads what depends on the run."""
 
 
 @contextmanager

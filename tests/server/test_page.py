@@ -81,10 +81,10 @@ def start_server() -> Iterator[Callable[..., str]]:
 
     running: list[tuple[uvicorn.Server, threading.Thread]] = []
 
-    def start(translators: dict[str, Translator], **limits: Any) -> str:
+    def start(translators: dict[str, Translator], key: str | None = None) -> str:
         models = ServedModels([ServedModel(name, translator) for name, translator in translators.items()])
         bound = socket.create_server(("127.0.0.1", 0))
-        app = create_app(models, Limits(characters=CHARACTERS, **limits))
+        app = create_app(models, Limits(characters=CHARACTERS), key)
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", timeout_graceful_shutdown=5))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
         thread.start()
@@ -321,6 +321,18 @@ def test_a_word_chosen_in_one_column_is_looked_at_in_the_other(
     assert page.locator(".column:nth-child(2) .word").nth(2).get_attribute("aria-pressed") == "true"
 
 
+def test_a_word_that_the_other_column_lacks_is_told(visit: Any, two: str, translators: dict[str, Translator]) -> None:
+    first, second = (translator.translate_documents([SENTENCES])[0] for translator in translators.values())
+    pairs = [(a.split(), b.split()) for a, b in zip(first, second, strict=True)]
+    lacking = next(word for words, others in pairs for word in words if word not in others)
+    page = visit(two)
+    translate(page)
+    page.locator(".column").first.get_by_role("button", name=lacking, exact=True).first.click()
+    other = page.locator(".column").nth(1)
+    expect(other.locator("[data-part=hint]")).to_have_text(f"This translation has no “{lacking}” in that sentence.")
+    expect(other.locator("header")).to_contain_text("0 % exact zeros")
+
+
 def test_one_of_two_models_can_translate_alone(visit: Any, two: str) -> None:
     page = visit(two)
     page.select_option("#models", label="dense")
@@ -328,18 +340,23 @@ def test_one_of_two_models_can_translate_alone(visit: Any, two: str) -> None:
     expect(page.locator(".column h3")).to_have_text(["dense"])
 
 
+def streamed(*translations: str, source: str = "A.") -> str:
+    """The events of a translation as they go over the line."""
+    sentences = [{"index": i, "source": source, "before": " " if i else ""} for i in range(len(translations))]
+    told = [("start", {"model": "sparse", "sentences": sentences, "after": ""})]
+    told += [("sentence", {"index": i, "source": source, "text": text}) for i, text in enumerate(translations)]
+    told.append(("done", {"text": " ".join(translations), "seconds": 0.1}))
+    return "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in told)
+
+
+def answer_streams_with(page: Any, body: str) -> None:
+    page.route("**/translate/stream", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+
+
 def test_text_never_becomes_markup(visit: Any, two: str) -> None:
     page = visit(two)
     evil = '<img src=x onerror="window.hit = 1"> <b>bold</b>.'
-    echo = "".join(
-        f"event: {name}\ndata: {json.dumps(data)}\n\n"
-        for name, data in (
-            ("start", {"model": "sparse", "sentences": [{"index": 0, "source": evil, "before": ""}], "after": ""}),
-            ("sentence", {"index": 0, "source": evil, "text": evil}),
-            ("done", {"text": evil, "seconds": 0.1}),
-        )
-    )
-    page.route("**/translate/stream", lambda route: route.fulfill(content_type="text/event-stream", body=echo))
+    answer_streams_with(page, streamed(evil, source=evil))
     translate(page, evil)
     page.locator(".word").first.click()
     expect(page.locator("[data-part=findings]:visible")).to_have_count(2)
@@ -347,6 +364,18 @@ def test_text_never_becomes_markup(visit: Any, two: str) -> None:
     assert evil.split()[0] in page.locator(".source").first.inner_text()
     assert page.locator("main img, main b").count() == 0
     assert page.evaluate("window.hit") is None
+
+
+def test_a_translated_sentence_with_a_full_stop_inside_stays_one(visit: Any, one: str) -> None:
+    page = visit(one)
+    answer_streams_with(page, streamed("Eins. Zwei.", "Drei."))
+    translate(page, "It was green. The boy played.")
+    with page.expect_response("**/inspect") as response:
+        page.get_by_role("button", name="Drei.").click()
+    tokens = response.value.json()["target_tokens"]
+    assert [sum(token["sentence"] == sentence for token in tokens) > 1 for sentence in range(2)] == [True, True]
+    assert max(token["sentence"] for token in tokens) == 1
+    expect(page.locator("[data-part=chosen]")).to_have_text("What Drei. read")
 
 
 def test_copy_and_download_keep_the_layout(visit: Any, one: str, translators: dict[str, Translator]) -> None:
@@ -397,12 +426,23 @@ def test_a_file_with_markup_keeps_it(visit: Any, one: str, translators: dict[str
     assert Path(download.value.path()).read_text(encoding="utf-8") == expected
 
 
-def test_too_long_a_text_is_refused_with_the_servers_hint(visit: Any, two: str) -> None:
+def test_too_long_a_text_is_refused_with_a_hint(visit: Any, two: str) -> None:
     page = visit(two)
     translate(page, "word " * CHARACTERS)
-    expect(page.get_by_role("alert")).to_have_text(re.compile(f"longer than {CHARACTERS} characters.+send less", re.I))
+    expect(page.get_by_role("alert")).to_contain_text(f"longer than {CHARACTERS} characters.")
+    expect(page.get_by_role("alert")).to_contain_text("Translate it in several pieces.")
     expect(page.get_by_role("button", name="Try again")).to_have_count(0)
     expect(page.locator("#results")).to_be_hidden()
+
+
+def test_a_server_with_a_key_asks_for_it(visit: Any, start_server: Any, translators: dict[str, Translator]) -> None:
+    page = visit(start_server({"sparse": translators["sparse"]}, key="opensesame"))
+    translate(page)
+    expect(page.get_by_role("alert")).to_contain_text("This server wants a key.Write it into the field “Key”.")
+    page.get_by_label("Key", exact=True).fill("opensesame")
+    translate(page)
+    expect(page.locator(".sentence")).to_have_count(3)
+    choose_first_word(page)
 
 
 def test_a_full_queue_can_be_tried_again(visit: Any, one: str) -> None:
@@ -425,17 +465,12 @@ def test_a_server_that_is_gone_is_told(visit: Any, one: str) -> None:
 
 def test_a_stream_that_breaks_off_keeps_what_has_arrived(visit: Any, one: str) -> None:
     page = visit(one)
-    start = {
-        "model": "sparse",
-        "sentences": [{"index": i, "source": "A.", "before": ""} for i in range(2)],
-        "after": "",
-    }
-    cut = f"event: start\ndata: {json.dumps(start)}\n\nevent: sentence\ndata: " + '{"index": 0, "text": "Eins."}\n\n'
-    page.route("**/translate/stream", lambda route: route.fulfill(content_type="text/event-stream", body=cut))
+    whole = streamed("Eins.", "Zwei.")
+    answer_streams_with(page, whole[: whole.index("event: done")])
     translate(page)
     expect(page.locator(".column [role=alert]")).to_contain_text("The connection ended before the translation did.")
-    expect(page.locator(".translation")).to_have_text("Eins.")
-    expect(page.locator("[data-part=status]")).to_have_text("Ended after 1 of 2 sentences")
+    expect(page.locator(".translation")).to_have_text("Eins. Zwei.")
+    expect(page.locator("[data-part=status]")).to_have_text("Ended after 2 of 2 sentences")
 
 
 def test_events_are_put_together_from_any_pieces(visit: Any, one: str) -> None:
