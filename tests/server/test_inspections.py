@@ -79,6 +79,15 @@ def test_a_translation_that_cannot_be_dealt_out(client: TestClient) -> None:
     assert aligned.status_code == 200
 
 
+def test_translated_sentences_may_hold_full_stops(client: TestClient) -> None:
+    body = {"q": "A dog. The cat.", "text": ["The dog. It ran.", "A cat."]}
+    found = client.post("/inspect", json=body).json()
+    words = {token["word"]: token["sentence"] for token in found["target_tokens"]}
+    assert list(words.values()) == [0] * 5 + [1] * 3, "each with its end"
+    answer = client.post("/inspect", json={**body, "text": ["The dog."]})
+    assert (answer.status_code, answer.json()["code"]) == (422, "not_aligned")
+
+
 def test_more_weights_than_can_be_shown(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     from reluformer.server import inspections
 
