@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from reluformer.decoding.reads import ReluReader, SoftmaxReader, reader_of
-from reluformer.decoding.stepper import Stepper
+from reluformer.decoding.stepper import ModelStepper
 from reluformer.decoding.torch_stepper import query_with_scale
 from reluformer.kernels.cpu import unavailable
 from reluformer.kernels.native import decoder as native
@@ -120,7 +120,7 @@ def _moved(slots: Tensor, order: Tensor, capacity: int) -> Tensor:
     return new
 
 
-class NativeStepper(Stepper[NativeBeams]):
+class NativeStepper(ModelStepper[NativeBeams]):
     """The weights in the library's layout."""
 
     def __init__(self, model: ReLUFormer) -> None:

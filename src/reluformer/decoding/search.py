@@ -27,7 +27,7 @@ from torch import Tensor
 from reluformer.config.decoding import DecodingConfig
 from reluformer.data.tokenizer import BEGIN, END
 from reluformer.decoding.outline import NEVER, Outline, Progress
-from reluformer.decoding.stepper import AnyStepper, Stepper, evaluating, stepper_of
+from reluformer.decoding.stepper import AnyStepper, Stepper, stepper_of
 from reluformer.errors import ArgumentError
 from reluformer.model import ReLUFormer
 
@@ -81,7 +81,7 @@ class Search:
         if len(outlines) != source.size(0):
             raise ArgumentError(f"{source.size(0)} sources but the outlines of {len(outlines)} targets")
         self.config = config
-        self.stepper = model if isinstance(model, Stepper) else stepper_of(model)
+        self.stepper: AnyStepper = model if isinstance(model, Stepper) else stepper_of(model)
         self.finished: list[list[Hypothesis]] = [[] for _ in outlines]
         self._outlines = list(outlines)
         self._ended = [0 for _ in outlines]
@@ -116,8 +116,7 @@ class Search:
         self._prefixes = torch.tensor(padded, device=source.device, dtype=torch.long).view(len(padded), longest)
         begin = torch.full((len(prefixes), 1), BEGIN, device=source.device)
         begun = torch.cat([begin, self._prefixes[:, :shared]], 1)
-        with evaluating(self.stepper.model) as model:
-            self._next, self._beams = self.stepper.start(model.encode(source, source_mask), begun)
+        self._next, self._beams = self.stepper.begin(source, source_mask, begun)
         self._tokens = begun[:, None, 1:]  # (B, K, T)
         self._scores = self._next.new_zeros(len(prefixes), 1)
         self._progress = Progress(self._outlines, shared, self.config.min_length, source.device)

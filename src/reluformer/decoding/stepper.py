@@ -1,8 +1,9 @@
 """A decoder that goes on by one position for several beams of each source at a time.
 
-Two kinds of it give the same numbers: `TorchStepper` for every rule and device, and
-`NativeStepper`, one call of the compiled library for a whole position, where it can be
-used. `stepper_of` chooses.
+Two kinds of it decode with a model and give the same numbers: `TorchStepper` for every rule
+and device, and `NativeStepper`, one call of the compiled library for a whole position, where
+it can be used. `stepper_of` chooses. What decodes without a model, as an exported one does,
+is a `Stepper` of its own.
 
 Shapes: B sources, K beams of each, R = B * K rows, V vocabulary.
 """
@@ -31,19 +32,19 @@ State = TypeVar("State", bound=Beams)
 
 
 class Stepper(ABC, Generic[State]):
-    """A model ready to decode. It holds copies of weights: make a new one after training on."""
-
-    def __init__(self, model: ReLUFormer) -> None:
-        self.model = model
+    """What beam search needs of a model."""
 
     @property
+    @abstractmethod
     def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.model.output_embedding.weight.device
+        """Where the tokens must be."""
 
     @abstractmethod
-    def start(self, encoded: Encoded, prefix: Tensor) -> tuple[Tensor, State]:
-        """Read `prefix` (B, T), T > 0, with one beam of each source; what may follow it as in `step`, and the beams."""
+    def begin(self, source: Tensor, mask: Tensor | None, prefix: Tensor) -> tuple[Tensor, State]:
+        """Read sources (B, S) and the first tokens of their targets, `prefix` (B, T), T > 0, one beam of each.
+
+        mask (B, S) is True at tokens, None = no padding. What may follow as in `step`, and the beams.
+        """
 
     @abstractmethod
     def step(self, tokens: Tensor, parents: Tensor, beams: State) -> Tensor:
@@ -63,7 +64,28 @@ class Stepper(ABC, Generic[State]):
 AnyStepper = Stepper[Any]
 
 
-def stepper_of(model: ReLUFormer) -> AnyStepper:
+class ModelStepper(Stepper[State]):
+    """A model ready to decode. It holds copies of weights: make a new one after training on."""
+
+    def __init__(self, model: ReLUFormer) -> None:
+        self.model = model
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.output_embedding.weight.device
+
+    @torch.inference_mode()
+    def begin(self, source: Tensor, mask: Tensor | None, prefix: Tensor) -> tuple[Tensor, State]:
+        with evaluating(self.model) as model:
+            return self.start(model.encode(source, mask), prefix)
+
+    @abstractmethod
+    def start(self, encoded: Encoded, prefix: Tensor) -> tuple[Tensor, State]:
+        """As `begin`, with sources that are encoded already."""
+
+
+def stepper_of(model: ReLUFormer) -> ModelStepper[Any]:
     """The fastest stepper for `model` as it is now: its device, its dtype, its rules."""
     from reluformer.decoding.native_stepper import NativeStepper
     from reluformer.decoding.torch_stepper import TorchStepper

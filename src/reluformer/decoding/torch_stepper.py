@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from reluformer.decoding import candidates
 from reluformer.decoding.reads import Source, Visible, reader_of
-from reluformer.decoding.stepper import Stepper
+from reluformer.decoding.stepper import ModelStepper
 from reluformer.layers import Attention, Block, FeedForward, Sublayer
 from reluformer.model import Encoded, ReLUFormer
 from reluformer.positions import Rotation, rotate, rotation, sinusoids
@@ -85,7 +85,7 @@ class _Layer(NamedTuple):
     """Of the scores in self-attention and cross attention."""
 
 
-class TorchStepper(Stepper[TorchBeams]):
+class TorchStepper(ModelStepper[TorchBeams]):
     """Readers for the rules that are used most, and the rule itself for any other."""
 
     def __init__(self, model: ReLUFormer) -> None:

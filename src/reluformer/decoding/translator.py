@@ -18,7 +18,7 @@ from reluformer.decoding import documents as passages
 from reluformer.decoding import forced
 from reluformer.decoding.documents import ReportProgress, Translation
 from reluformer.decoding.forced import TargetScore
-from reluformer.decoding.stepper import stepper_of
+from reluformer.decoding.stepper import AnyStepper, ModelStepper, Stepper, stepper_of
 from reluformer.errors import ArgumentError, ConfigError, StorageError
 from reluformer.model import ReLUFormer
 
@@ -52,11 +52,21 @@ def load(directory: str | Path, device: str | torch.device = "cpu", **decoding: 
 class Translator:
     """Translates documents; make one with `reluformer.load`."""
 
-    def __init__(self, model: ReLUFormer, tokenizer: Tokenizer, config: DecodingConfig | None = None) -> None:
-        self.model = model
+    def __init__(
+        self, model: ReLUFormer | AnyStepper, tokenizer: Tokenizer, config: DecodingConfig | None = None
+    ) -> None:
         self.tokenizer = tokenizer
         self.config = config or DecodingConfig()
-        self.stepper = stepper_of(model)
+        self.stepper: AnyStepper = model if isinstance(model, Stepper) else stepper_of(model)
+
+    @property
+    def model(self) -> ReLUFormer:
+        """The PyTorch model, which an exported translator does not have."""
+        if not isinstance(self.stepper, ModelStepper):
+            raise ArgumentError(
+                "an exported model only translates; to score, inspect or train, load the run that it was exported from"
+            )
+        return self.stepper.model
 
     @overload
     def translate(

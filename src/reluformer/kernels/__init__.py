@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from reluformer.errors import ArgumentError, UnknownNameError, nearest
@@ -31,6 +32,8 @@ def run(
     """Read with `impl`; "auto" takes the fastest that can do it."""
     if impl not in IMPLEMENTATIONS:
         raise UnknownNameError(f"unknown impl '{impl}'; {nearest(impl, IMPLEMENTATIONS)}")
+    if impl == "auto" and torch.onnx.is_in_onnx_export():  # the kernels are no operators of ONNX
+        impl = "reference"
     if isinstance(rule, RowCentered) and impl in ("auto", "cpu", "triton"):
         moved = centring_bias(q, k, rule, visibility, bias, scale)
         if moved is not None:
