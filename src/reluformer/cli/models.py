@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 RECIPE = "recipe.yaml"
 MODEL = "config.json"
+ONNX = "onnx.json"
 
 
 def check_run(run: Path) -> None:
@@ -21,14 +22,14 @@ def check_run(run: Path) -> None:
         raise StorageError(f"{run}: no such directory; give that of a run, as `reluformer train` made it")
     if not run.is_dir():
         raise StorageError(f"{run}: is a file; give the directory of a run")
-    if not any((run / name).is_file() for name in (RECIPE, MODEL)):
+    if not any((run / name).is_file() for name in (RECIPE, MODEL, ONNX)):
         raise StorageError(f"{run}: not a run, it holds neither {RECIPE} nor {MODEL}; `reluformer train` makes runs")
 
 
 def check_model(run: Path) -> None:
     """Refuse what cannot translate, without loading it: input is read only for a run that can."""
     check_run(run)
-    if (run / MODEL).is_file():
+    if (run / MODEL).is_file() or (run / ONNX).is_file():
         return
     from reluformer.training.run import RunDirectory
 
@@ -53,6 +54,10 @@ def read_recipe(run: Path) -> Recipe:
 
 def languages(run: Path) -> tuple[str, str]:
     """What the run translates from and into; English and German where no recipe says."""
+    if (run / ONNX).is_file():
+        from reluformer.hub.onnx import folder
+
+        return folder.read_manifest(run).languages
     if not (run / RECIPE).is_file():
         return "en", "de"
     data = read_recipe(run).data
@@ -60,7 +65,13 @@ def languages(run: Path) -> tuple[str, str]:
 
 
 def open_translator(run: Path, device: str, **decoding: Any) -> Translator:
-    """The translator of a run on a device; `auto` is the GPU where there is one."""
+    """The translator of a run on a device; `auto` is the GPU where there is one. Exports to ONNX run on the CPU."""
+    if (run / ONNX).is_file():
+        from reluformer.hub import onnx
+
+        if device not in ("auto", "cpu"):
+            raise ArgumentError(f"--device {device}: an ONNX export runs on the CPU here; leave --device out")
+        return onnx.load(run, **decoding)
     import torch
 
     from reluformer.decoding.translator import load

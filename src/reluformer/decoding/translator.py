@@ -24,11 +24,15 @@ from reluformer.model import ReLUFormer
 
 Sentences = Sequence[str]
 RECIPE = "recipe.yaml"
+ONNX = "onnx.json"
+"""What the folder of an ONNX export holds instead of a model."""
 
 
 def load(directory: str | Path, device: str | torch.device = "cpu", **decoding: Any) -> Translator:
     """The translator saved in a run's directory; `decoding` changes keys of `DecodingConfig`."""
     directory = Path(directory)
+    if (directory / ONNX).is_file():
+        raise StorageError(f"{directory}: an ONNX export, not a run; load it with reluformer.hub.onnx.load")
     model = ReLUFormer.load(directory)
     if not (directory / "tokenizer.json").is_file():
         raise StorageError(

@@ -47,7 +47,7 @@ def export_run(
     opset = _checked(quantize, opset)
     translator = load_run(run)
     _check_exportable(run, translator.model)
-    _make_room(run, out, force)
+    _make_room(out, force)
     with tempfile.TemporaryDirectory() as directory:
         graphs = Path(directory)
         difference = _write_graphs(translator.model, graphs, opset)
@@ -103,7 +103,7 @@ def _check_exportable(run: Path, model: ReLUFormer) -> None:
         raise ArgumentError(f"{run}: the model has {size} bytes, a single ONNX file holds {LARGEST}; use a smaller one")
 
 
-def _make_room(run: Path, out: Path, force: bool) -> None:
+def _make_room(out: Path, force: bool) -> None:
     """Refuse to write where something else is; an old export stops being one before it changes."""
     if out.exists() and not out.is_dir():
         raise StorageError(f"{out}: is a file; name a folder to export to")

@@ -15,12 +15,13 @@ from typing import Any
 from reluformer import files
 from reluformer.config.decoding import DecodingConfig
 from reluformer.data.tokenizer import Tokenizer
+from reluformer.decoding.translator import ONNX as MANIFEST
 from reluformer.errors import ConfigError, StorageError
 
 FORMAT = 1
 KIND = "reluformer-onnx"
-MANIFEST = "onnx.json"
 ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
+__all__ = ["DECODER", "ENCODER", "MANIFEST", "Manifest"]
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,12 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import torch
+from onnxruntime import OrtValue
 from torch import Tensor
 
 from reluformer.decoding import candidates
 from reluformer.decoding.stepper import Stepper
 from reluformer.errors import ArgumentError, StorageError
-
-OrtValue = onnxruntime.OrtValue
 
 
 class OnnxBeams:
