@@ -50,7 +50,7 @@ class OnnxStepper(Stepper[OnnxBeams]):
     """Two sessions on the CPU, with as many threads as torch has when they are opened."""
 
     def __init__(self, encoder: Path, decoder: Path) -> None:
-        self._encoder, self._decoder = _session(encoder), _session(decoder)
+        self._encoder, self._decoder = session_of(encoder), session_of(decoder)
         inputs = {entry.name: entry.shape for entry in self._decoder.get_inputs()}
         outputs = {entry.name: entry.shape for entry in self._decoder.get_outputs()}
         self._cross = [name for name in inputs if name.startswith("cross_")]
@@ -104,7 +104,8 @@ class OnnxStepper(Stepper[OnnxBeams]):
             )
 
 
-def _session(path: Path) -> onnxruntime.InferenceSession:
+def session_of(path: Path) -> onnxruntime.InferenceSession:
+    """A graph ready to run on the CPU."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.inter_op_num_threads = 1
