@@ -67,11 +67,7 @@ class OnnxStepper(Stepper[OnnxBeams]):
     def begin(self, source: Tensor, mask: Tensor | None, prefix: Tensor) -> tuple[Tensor, OnnxBeams]:
         for name, tokens in (("source", source), ("prefix", prefix)):
             self._check_tokens(name, tokens)
-        mask = torch.ones_like(source, dtype=torch.bool) if mask is None else mask
-        found = self._encoder.run(self._cross, {"source": source.numpy(), "mask": mask.numpy()})
-        beams = OnnxBeams(mask, [torch.from_numpy(part) for part in found])
-        nothing = _value(torch.empty(source.size(0), self._heads, 0, self._width))
-        beams.past = [nothing] * len(self._past)
+        beams = self.encode(source, mask)
         return self._append(prefix[:, None], torch.arange(source.size(0))[:, None], beams), beams
 
     @torch.inference_mode()
@@ -82,6 +78,15 @@ class OnnxStepper(Stepper[OnnxBeams]):
 
     def best(self, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
         return candidates.best(rows, k)
+
+    def encode(self, source: Tensor, mask: Tensor | None) -> OnnxBeams:
+        """Sources (B, S), of which nothing is decoded yet."""
+        mask = torch.ones_like(source, dtype=torch.bool) if mask is None else mask
+        found = self._encoder.run(self._cross, {"source": source.numpy(), "mask": mask.numpy()})
+        beams = OnnxBeams(mask, [torch.from_numpy(part) for part in found])
+        nothing = _value(torch.empty(source.size(0), self._heads, 0, self._width))
+        beams.past = [nothing] * len(self._past)
+        return beams
 
     def logits(self, tokens: Tensor, parents: Tensor, beams: OnnxBeams) -> Tensor:
         """Append `tokens` (B, K, T) to the rows `parents` (B, K) of the last step; (B, K, V)."""
