@@ -58,7 +58,8 @@ def attention_function(rule: str | Rule) -> AttentionFunction:
         """(B,H,Tq,d), (B,Hkv,Tk,d), (B,Hkv,Tk,dv) -> (B,Tq,H,dv), and the weights where they are asked for."""
         check_rule(rule)
         _check_options(module, attention_mask, key.size(2), options)
-        parts, bias = _visible(module, query, key, attention_mask, is_causal, position_bias)
+        parts, bias = visible_parts(module, query, key, attention_mask, is_causal, position_bias)
+        query, bias = relufied_scores(module, query, bias, scaling)
         drops = dropout > 0 and module.training
         if drops or _wants_weights(options):
             if drops:
@@ -103,7 +104,7 @@ def _check_options(module: nn.Module, mask: Tensor | None, slots: int, options: 
         )
 
 
-def _visible(
+def visible_parts(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -131,6 +132,17 @@ def _visible(
     hidden = mask <= torch.finfo(mask.dtype).min / 2
     added = mask.masked_fill(hidden, 0)
     return parts_of(~hidden, batch, queries, slots), added if position_bias is None else added + position_bias
+
+
+def relufied_scores(
+    module: nn.Module, query: Tensor, bias: Tensor | None, scale: float | None
+) -> tuple[Tensor, Tensor | None]:
+    """Queries and bias of an attention whose heads were fitted to another rule (`hub.relufy`), else as they are."""
+    scores = getattr(module, "relufied", None)
+    if scores is None:
+        return query, bias
+    scaled, offset = scores(query, query.size(-1) ** -0.5 if scale is None else scale)
+    return scaled, offset if bias is None else bias * scores.scale(query) + offset
 
 
 def _is_causal(module: nn.Module, queries: int, slots: int, is_causal: bool | None) -> bool:
@@ -192,7 +204,7 @@ def _read(
         folded = query.reshape(batch, shared, -1, width)
         out = memory.read(folded, key, value, rule, False, parts.key_mask, scale=scale)
         return out.reshape(batch, heads, queries, -1)
-    key, value = _for_each_head(query, key, value)
+    key, value = for_each_head(query, key, value)
     return memory.read(query, key, value, rule, parts.causal, parts.key_mask, parts.mask, bias, scale)
 
 
@@ -207,13 +219,13 @@ def _read_densely(
     dropout: float,
 ) -> tuple[Tensor, Tensor]:
     """(B, Tq, H, dv) and the weights (B, H, Tq, Tk), with dropout on them."""
-    key, value = _for_each_head(query, key, value)
+    key, value = for_each_head(query, key, value)
     weights, _ = memory.weights(query, key, rule, parts.causal, parts.key_mask, parts.mask, bias, scale)
     weights = F.dropout(weights.to(value.dtype), dropout)
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
 
 
-def _for_each_head(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def for_each_head(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values once for each head of the queries."""
     heads, shared = query.size(1), key.size(1)
     if heads % shared:
