@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, TypeVar, cast
 
 from torch import nn
 
@@ -21,24 +21,14 @@ from reluformer.hub.relufy.report import Report, Stage
 from reluformer.model import ReLUFormer
 from reluformer.rules import Rule
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
+Model = TypeVar("Model", bound=nn.Module)
 Measure = Callable[[nn.Module], Mapping[str, float]]
 HELD_OUT = 10
 """Every tenth text is held out where none are given, if there are as many."""
 
 
-@overload
-def relufy(model: ReLUFormer, calibration_texts: Texts, **options: Any) -> tuple[ReLUFormer, Report]: ...
-
-
-@overload
-def relufy(model: PreTrainedModel, calibration_texts: Texts, **options: Any) -> tuple[PreTrainedModel, Report]: ...
-
-
 def relufy(
-    model: nn.Module,
+    model: Model,
     calibration_texts: Texts,
     *,
     tokenizer: Any,
@@ -49,7 +39,7 @@ def relufy(
     measure: Measure | None = None,
     max_length: int = 128,
     progress: Progress | None = None,
-) -> tuple[nn.Module, Report]:
+) -> tuple[Model, Report]:
     """A copy of `model` that reads with `rule`, fitted to the original, and a report.
 
     `calibration_texts` are strings for an encoder and (source, target) pairs for an
@@ -103,7 +93,7 @@ def relufy(
         settings={"max_length": max_length, **(asdict(distillation) if distillation else {})},
         teacher=about_teacher,
     )
-    return student, report
+    return cast(Model, student), report
 
 
 def _split(texts: Texts, held_out: Texts | None) -> tuple[Texts, Texts]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -79,10 +79,7 @@ def distil(
 ) -> dict[Phase, PhaseLog]:
     """Train `student` in place."""
     shares: dict[Phase, float] = {"layers": options.layer_share, "whole": 1 - options.layer_share}
-    trained = family.trained(student, options.train)
-    wanted = {id(parameter) for group in trained for parameter in group}
-    for parameter in student.parameters():
-        parameter.requires_grad_(id(parameter) in wanted)
+    fixed = _fix_others(student, family.trained(student, options.train))
     logs: dict[Phase, PhaseLog] = {}
     first = 0
     try:
@@ -92,8 +89,18 @@ def distil(
                 logs[phase] = training.run(first, report)
                 first += logs[phase].steps
     finally:
-        student.requires_grad_(True)
+        for parameter in fixed:
+            parameter.requires_grad_(True)
     return logs
+
+
+def _fix_others(student: nn.Module, trained: Iterable[Iterable[nn.Parameter]]) -> list[nn.Parameter]:
+    """No gradient for what is not trained; those that had one before."""
+    kept = {id(parameter) for group in trained for parameter in group}
+    fixed = [parameter for parameter in student.parameters() if parameter.requires_grad and id(parameter) not in kept]
+    for parameter in fixed:
+        parameter.requires_grad_(False)
+    return fixed
 
 
 class _Training:
@@ -145,7 +152,7 @@ class _Training:
             loss = torch.stack(self.family.attention_losses(self.student, batch)).mean()
         else:
             loss = self.family.final_loss(self.student, batch)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         torch.nn.utils.clip_grad_norm_(trained, self.options.clip)
         self.optimizer.step()

@@ -77,11 +77,11 @@ class Family(ABC):
         """Of the attention modules themselves."""
 
     def trained(self, student: nn.Module, what: Trained) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-        """The new parameters, and those of the teacher's that are trained too."""
+        """The new parameters, and those of the teacher's that are trained too, fixed positions never."""
         new = self.new_parameters(student)
         others = {"scores": [], "attention": self.attention_parameters(student), "all": list(student.parameters())}
         known = {id(parameter) for parameter in new}
-        return new, [parameter for parameter in others[what] if id(parameter) not in known]
+        return new, [parameter for parameter in others[what] if parameter.requires_grad and id(parameter) not in known]
 
     def final_loss(self, student: nn.Module, batch: Batch) -> Tensor:
         """End to end: the states after every layer, and the embedding or the next tokens."""

@@ -42,8 +42,8 @@ class PretrainedFamily(Family):
         self.decodes = bool(config.is_encoder_decoder)
         if rules.spec(rule) != rule.name:
             raise ArgumentError(
-                f"rule {rules.spec(rule)}: a model of transformers knows its rule by name alone, and scales are fitted; "
-                f"pass rule='{rule.name}'"
+                f"rule {rules.spec(rule)}: a model of transformers knows its rule by name alone, and scales are fitted "
+                f"anyway; pass rule='{rule.name}'"
             )
         _check_tokenizer(teacher, tokenizer)
         self.teacher: PreTrainedModel = teacher
@@ -62,7 +62,7 @@ class PretrainedFamily(Family):
             highest = max(max(ids, default=0) for ids in pair)
             if highest >= rows:
                 raise ArgumentError(
-                    f"calibration_texts[{number}] has token id {highest}, the model has embeddings for 0 to {rows - 1}; "
+                    f"calibration_texts[{number}] has token id {highest}, the model embeddings for 0 to {rows - 1}; "
                     "use the tokenizer that the model was trained with"
                 )
         start = getattr(self.teacher.config, "decoder_start_token_id", None) if self.decodes else None
