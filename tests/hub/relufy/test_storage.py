@@ -66,7 +66,7 @@ def test_a_translator_of_our_own_is_a_run(make_translator, tokenizer, pairs, tmp
 def test_what_is_not_a_relufied_model(bert, tmp_path):
     with pytest.raises(ArgumentError, match="BertModel was not relufied"):
         save(bert, tmp_path)
-    with pytest.raises(StorageError, match="holds no config.json"):
+    with pytest.raises(StorageError, match="holds no config"):
         load(tmp_path)
     bert.save_pretrained(tmp_path)
     with pytest.raises(StorageError, match="no section 'relufied'"):
