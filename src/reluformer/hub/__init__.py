@@ -43,7 +43,8 @@ _HOME = {
     "register": "reluformer.hub.registration",
     "ReLUFormerTokenizer": "reluformer.hub.tokenization",
 }
-__all__ = [*_HOME]
+_MODULES = ("relufy",)
+__all__ = [*_HOME, *_MODULES]
 
 
 class MissingExtraError(ReluformerError, ImportError):
@@ -51,6 +52,8 @@ class MissingExtraError(ReluformerError, ImportError):
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"reluformer.hub.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'reluformer.hub' has no attribute '{name}'")
     try:
@@ -66,4 +69,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted({*globals(), *_HOME, *_MODULES})

@@ -195,6 +195,15 @@ class TestBadInput:
             Distillation(**options)
 
 
+def test_the_module_is_the_function(bert, word_tokenizer, sentences):
+    from reluformer import hub
+
+    _, report = hub.relufy(bert, sentences, tokenizer=word_tokenizer, distillation=None, max_length=16)
+    assert isinstance(report, hub.relufy.Report) and hub.relufy.relufy is relufy
+    with pytest.raises(AttributeError, match="no attribute 'relufie'"):
+        _ = hub.relufy.relufie
+
+
 def test_minutes_end_a_distillation(bert, word_tokenizer, sentences):
     options = Distillation(steps=None, minutes=1e-6, batch_tokens=128)
     _, report = relufy(bert, sentences, tokenizer=word_tokenizer, distillation=options, max_length=16)

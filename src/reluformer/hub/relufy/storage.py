@@ -72,7 +72,7 @@ def load(directory: str | Path) -> PreTrainedModel:
         raise StorageError(f"{directory / storage.CONFIG}: transformers has no model {config.architectures}")
     register()
     implementation = PREFIX + rules.get(section["rule"]).name
-    kind_with_scores = type(kind.__name__, (kind,), {"__init__": _with_scores(kind)})
+    kind_with_scores: Any = type(kind.__name__, (kind,), {"__init__": _with_scores(kind)})
     model, info = kind_with_scores.from_pretrained(
         directory, attn_implementation=implementation, local_files_only=True, output_loading_info=True
     )
