@@ -47,6 +47,7 @@ def main() -> None:
         "circumstances": circumstances(),
         "minutes_allowed": options.minutes,
         "minutes_used": round(sum(report.seconds.values()) / 60, 2),
+        "cpu_minutes_used": round(sum(report.cpu_seconds.values()) / 60, 2),
         "minutes_with_measuring": round((time.monotonic() - begun) / 60, 2),
         **extra,
         "report": report.to_dict(),

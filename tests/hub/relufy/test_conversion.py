@@ -122,6 +122,7 @@ class TestReport:
         plain = json.loads(json.dumps(report.to_dict()))
         assert plain["texts"] == {"calibration": 54, "distillation": 54, "held_out": 6}
         assert asked == [bert, student, student, student]
+        assert plain["seconds"].keys() == plain["cpu_seconds"].keys() == {"calibration", "distillation"}
         assert plain["teacher"]["weights"] < plain["stages"]["distilled"]["measures"]["weights"]
         stage = plain["stages"]["distilled"]
         shares = stage["zero_share"].values()

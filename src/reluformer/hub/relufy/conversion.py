@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, TypeVar, cast
 
@@ -53,7 +54,7 @@ def relufy(
     used, kept = _split(calibration_texts, held_out)
     examples, apart = family.examples(used, batch_tokens), family.examples(kept, batch_tokens)
     fitted = family.examples(used[:: max(1, len(used) // calibrate_on)][:calibrate_on], batch_tokens)
-    seconds: dict[str, float] = {}
+    watch = _Watch()
     stages: dict[str, Stage] = {}
     logs: dict[str, PhaseLog] = {}
 
@@ -68,17 +69,16 @@ def relufy(
         student = family.student()
         about_teacher = dict(measure(family.teacher)) if measure is not None else {}
         stage("swapped")
-        begun = time.monotonic()
-        fits = calibrate(
-            lambda: (family.reads(family.teacher, batch) for batch in fitted.in_order()), chosen, family.can_centre
-        )
-        family.install(student, fits)
-        seconds["calibration"] = time.monotonic() - begun
+        with watch.over("calibration"):
+            fits = calibrate(
+                lambda: (family.reads(family.teacher, batch) for batch in fitted.in_order()), chosen, family.can_centre
+            )
+            family.install(student, fits)
         stage("calibrated")
         if distillation is not None:
-            begun = time.monotonic()
-            logs = {str(phase): log for phase, log in distil(family, student, examples, distillation, progress).items()}
-            seconds["distillation"] = time.monotonic() - begun
+            with watch.over("distillation"):
+                found = distil(family, student, examples, distillation, progress)
+            logs = {str(phase): log for phase, log in found.items()}
             stage("distilled")
     counts = {"calibration": len(fitted.examples), "distillation": len(examples.examples) if distillation else 0}
     report = Report(
@@ -89,11 +89,26 @@ def relufy(
         stages=stages,
         read_error={name: float(fit.error.mean()) for name, fit in fits.items()},
         distillation=logs,
-        seconds=seconds,
+        seconds=watch.seconds,
+        cpu_seconds=watch.cpu_seconds,
         settings={"max_length": max_length, **(asdict(distillation) if distillation else {})},
         teacher=about_teacher,
     )
     return cast(Model, student), report
+
+
+class _Watch:
+    """How long each part took, by the clock and on the processor."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.cpu_seconds: dict[str, float] = {}
+
+    @contextmanager
+    def over(self, part: str) -> Iterator[None]:
+        clock, processor = time.monotonic(), time.process_time()
+        yield
+        self.seconds[part], self.cpu_seconds[part] = time.monotonic() - clock, time.process_time() - processor
 
 
 def _split(texts: Texts, held_out: Texts | None) -> tuple[Texts, Texts]:

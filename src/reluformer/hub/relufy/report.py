@@ -41,7 +41,9 @@ class Report:
     """Squared error of the calibrated reads over their squares, by attention, mean over heads."""
     distillation: dict[str, PhaseLog]
     seconds: dict[str, float]
-    """Of calibration and distillation; measuring is not counted."""
+    """Of calibration and distillation, by the clock; measuring is not counted."""
+    cpu_seconds: dict[str, float]
+    """The same as the processor counts it, all threads together: what a shared machine gave."""
     settings: dict[str, Any]
     teacher: dict[str, float] = field(default_factory=dict)
     """What the caller's own `measure` said of the teacher."""
