@@ -40,6 +40,7 @@ _MODULES = (
         "data",
         "decoding",
         "errors",
+        "hub",
         "kernels",
         "layers",
         "memory",
