@@ -165,6 +165,7 @@ MEASURES: dict[str, Measure] = {
     "ffn_anisotropy": Measure("mean cosine of two values", _telemetry("anisotropy", ffn=True, last=True)),
     "ffn_entropy": Measure("entropy of a row, nats", _telemetry("entropy", ffn=True, last=True)),
     "margin_active": Measure("share of rows beyond the entropy margin", _telemetry("margin_active", ffn=False)),
+    "attention_zeros": Measure("attention weights exactly zero", _telemetry("zero_fraction", ffn=False, last=True)),
     "variance_slope": Measure("slope of log variance against log n", _variance_slope),
     "speed": Measure("times as fast in training", _speed, digits=2),
     "attention_distance": Measure("distance of a read, tokens", _mapped("distance"), digits=1),
@@ -248,6 +249,7 @@ SERIES: dict[str, Series] = {
     "margin_active_by_step": Series("rows beyond the margin", "update", _by_step(False, _read("margin_active"))),
     "row_sum_by_step": Series("row sum", "update", _by_step(False, _read("row_sum"))),
     "zeros_by_step": Series("weights exactly zero", "update", _by_step(False, _read("zero_fraction"))),
+    "dead_by_step": Series("rows without a weight", "update", _by_step(False, _read("dead"))),
     "accuracy_by_slots": Series("share of right answers", "slots", _tested("accuracy"), _tested("ceiling")),
     "loss_by_length": Series(
         "cross-entropy", "tokens of a document", lambda r: [(int(n), f["loss"]) for n, f in _losses(r).items()]

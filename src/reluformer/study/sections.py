@@ -53,9 +53,9 @@ class Section:
 
 
 def _all_verdicts(sections: Sequence[Section]) -> list[tuple[Section, Verdict]]:
-    """In the order of the paper."""
+    """In the order of the paper, and what goes beyond it after that."""
     found = [(section, verdict) for section in sections for verdict in section.verdicts]
-    return sorted(found, key=lambda pair: int(pair[1].claim.lstrip("C")))
+    return sorted(found, key=lambda pair: (pair[1].claim[0], int(pair[1].claim[1:])))
 
 
 # ------------------------------------------------------------------ HTML
