@@ -32,7 +32,7 @@ def controls_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_claim_of_the_paper_has_an_experiment() -> None:
     claims = {claim for name in NAMES for claim in experiment.load(name).claims}
-    assert claims == {f"C{number}" for number in range(1, 11)}
+    assert {claim for claim in claims if claim.startswith("C")} == {f"C{number}" for number in range(1, 11)}
     assert set(experiment.names()) == set(NAMES) >= {"ffn", "slots", "recall", "variance", "regularizer", "length"}
 
 
