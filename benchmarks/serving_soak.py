@@ -24,6 +24,8 @@ def soak(run: Path, texts: list[str], clients: int, requests: int) -> dict[str, 
     """What got lost, what was swapped, what memory did, and how mischief was answered."""
     with server(run, *OPTIONS) as running:
         alone = dict(ask(running, texts, 1, lambda number: number < len(texts)).texts)
+        if None in alone.values():
+            raise SystemExit("a text got no answer when it was asked alone; there is nothing to compare with")
         ask(running, texts, clients, lambda number: number < WARM_UP)
         before = running.resident_megabytes
         mischief = Mischief(running)
