@@ -15,8 +15,6 @@ import importlib
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from reluformer.hub import MissingExtraError
-
 if TYPE_CHECKING:
     from reluformer.hub.onnx.export import export_run as export_run
     from reluformer.hub.onnx.translator import load as load
@@ -33,6 +31,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'reluformer.hub.onnx' has no attribute '{name}'")
     module, packages = _HOME[name]
     if missing := [package for package in packages if find_spec(package) is None]:
+        from reluformer.hub import MissingExtraError
+
         raise MissingExtraError(
             f"reluformer.hub.onnx.{name} needs {', '.join(missing)}; install what is missing with: "
             "pip install 'reluformer[onnx]'"
