@@ -29,7 +29,7 @@ from reluformer.hub.onnx.quantization import QUANTIZERS, quantize_graph
 from reluformer.model import ReLUFormer
 
 OPSETS = range(18, 24)
-"""Those that are tested; the first is what torch's exporter writes without converting."""
+"""The first is what torch's exporter writes without converting, and what the tests check; each export is compared with PyTorch."""
 DEFAULT_OPSET = OPSETS[0]
 TOLERANCE = 1e-4
 """Log-probabilities may differ by so much, times their own size where that exceeds one."""
