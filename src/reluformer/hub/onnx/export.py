@@ -29,7 +29,8 @@ from reluformer.hub.onnx.quantization import QUANTIZERS, quantize_graph
 from reluformer.model import ReLUFormer
 
 OPSETS = range(18, 24)
-"""The first is what torch's exporter writes without converting, and what the tests check; each export is compared with PyTorch."""
+"""The first is what torch's exporter writes without converting, and what most tests use; every export is compared
+with PyTorch before it is written."""
 DEFAULT_OPSET = OPSETS[0]
 TOLERANCE = 1e-4
 """Log-probabilities may differ by so much, times their own size where that exceeds one."""
