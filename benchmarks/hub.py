@@ -4,10 +4,11 @@ A pass makes the mask once and attends `--layers` times, as a model does; the di
 key mask at hand and only reads. Rows of the batch are padded to different lengths. Llama's
 keys are shared by four heads each; the direct pass repeats them, as `read()` needs it.
 
-The two take turns, first one ahead and then the other, and each turn gives a ratio. Time is that of
-the processor on one thread, so that other jobs on a shared machine count as little as they can.
+The two take turns, first one ahead and then the other, and each turn gives a ratio. On one thread time is that of the
+processor, so that other jobs on a shared machine count as little as they can; on several, that of the clock, which
+needs a quiet machine.
 
-python benchmarks/hub.py [--json [FILE]] [--lengths 128 512 2048] [--layers 4]
+python benchmarks/hub.py [--json [FILE]] [--lengths 128 512 2048] [--layers 4] [--threads 2]
 """
 
 from __future__ import annotations
@@ -107,6 +108,7 @@ class Ratio:
 
 def compared(calls: dict[str, Callable[[], object]], repeats: int, seconds: float) -> Ratio:
     """Both competitors in turns, at least eight of them, until they took `seconds`."""
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     for call in calls.values():
         call()
     spent: dict[str, list[float]] = {name: [] for name in calls}
@@ -114,9 +116,9 @@ def compared(calls: dict[str, Callable[[], object]], repeats: int, seconds: floa
         if turn >= 8 and sum(map(sum, spent.values())) > seconds:
             break
         for name in sorted(calls, reverse=turn % 2 == 1):
-            started = time.process_time()
+            started = clock()
             calls[name]()
-            spent[name].append(time.process_time() - started)
+            spent[name].append(clock() - started)
     ratios = [through / alone for through, alone in zip(spent["interface"], spent["direct"], strict=True)]
     return Ratio(statistics.median(spent["direct"]), statistics.quantiles(ratios, n=4))
 
@@ -127,11 +129,12 @@ def main() -> None:
     parser.add_argument("--rules", nargs="+", default=["relu", "softmax"])
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=100)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of the processor for a comparison")
+    parser.add_argument("--seconds", type=float, default=4.0, help="for a comparison")
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", nargs="?", const="", metavar="FILE", help="print JSON, and write it to FILE")
     arguments = parser.parse_args()
     as_json = arguments.json is not None
-    torch.set_num_threads(1)
+    torch.set_num_threads(arguments.threads)
     rows = []
     settings = itertools.product(SHAPES, arguments.rules, (False, True), arguments.lengths)
     for name, rule, trains, length in settings:

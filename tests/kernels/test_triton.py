@@ -20,17 +20,12 @@ from reluformer.conformance import cases
 from reluformer.conformance.cases import ENTROPY_GRADIENT_TOLERANCE, PADDINGS, PATTERNS, TOLERANCE, Case, error
 from reluformer.errors import ArgumentError
 from reluformer.kernels import Visibility, reference, triton
+from reluformer.kernels.additive import taken_apart
 
-# Triton decides when its functions are decorated whether they are interpreted, its own library
-# included. Modules are collected before any test runs, so this import is the first one.
+pytest.importorskip("triton", reason="triton is not installed: pip install 'reluformer[triton]'")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-with pytest.MonkeyPatch.context() as environment:
-    if DEVICE == "cpu":
-        environment.setenv("TRITON_INTERPRET", "1")
-    pytest.importorskip("triton", reason="triton is not installed: pip install 'reluformer[triton]'")
-    from reluformer.kernels import triton_tiles  # noqa: F401
 
-RULES = [name for name in rules.names() if name.startswith("rel") or name == "sigmoid"]
+RULES = [name for name in rules.names() if taken_apart(rules.get(name)) is not None]
 
 
 @pytest.fixture(autouse=True)
@@ -229,7 +224,9 @@ class Damped(rules.ReluPlain):
         return 1 / (1 + n.log())
 
 
-@pytest.mark.parametrize("rule", [Damped(), rules.ReluNorm(), rules.ReluNorm(delta=0.25)], ids=repr)
+@pytest.mark.parametrize(
+    "rule", [Damped(), rules.ReluNorm(), rules.ReluNorm(delta=0.25), rules.ReluExp().core], ids=repr
+)
 def test_rules_of_a_known_form(rule: rules.Rule) -> None:
     inputs = memory(9, 12, 8, 8)
     options = {"rule": rule, "causal": True, "key_mask": torch.arange(12) < torch.tensor([[12], [0]])}

@@ -8,8 +8,6 @@ import pytest
 import torch
 
 from reluformer import rules
-from reluformer.decoding.stepper import stepper_of
-from reluformer.decoding.torch_stepper import TorchStepper
 from reluformer.errors import ArgumentError
 from reluformer.hub.relufy import Distillation, relufy
 from reluformer.hub.relufy.own import ReLUFormerFamily
@@ -43,7 +41,6 @@ class TestStages:
         swapped, calibrated, distilled = (stage.agreement["divergence"] for stage in report.stages.values())
         assert distilled < calibrated < swapped
         assert student.config.learn_offset and student.config.cross_attention == rules.Relu()
-        assert isinstance(stepper_of(student), TorchStepper)
         assert teacher.config.cross_attention == rules.Softmax() and not teacher.training
 
     def test_training_the_scores_alone_leaves_the_other_weights(self, bert, word_tokenizer, sentences):
