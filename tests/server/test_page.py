@@ -558,13 +558,15 @@ def test_the_theme_follows_the_system_until_the_reader_chooses(visit: Any, one: 
     background = "getComputedStyle(document.body).backgroundColor"
     dark = page.evaluate(background)
     page.emulate_media(color_scheme="light")
+    expect(page.get_by_role("button", name="Dark theme")).to_be_visible()  # the page has heard of it
     light = page.evaluate(background)
     assert _brightness(dark) < 0.2 and _brightness(light) > 0.9
     page.get_by_role("button", name="Dark theme").click()
+    expect(page.get_by_role("button", name="Light theme")).to_be_visible()
     assert page.evaluate(background) == dark
     page.reload()
-    assert page.evaluate(background) == dark
     expect(page.get_by_role("button", name="Light theme")).to_be_visible()
+    assert page.evaluate(background) == dark
 
 
 def _brightness(colour: str) -> float:
