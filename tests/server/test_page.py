@@ -1,4 +1,7 @@
-"""The page in a real browser: Debian's Chromium, driven by Playwright, against the real server."""
+"""The page in a real browser: Debian's Chromium, driven by Playwright, against the real server.
+
+Playwright's `expect` waits for what it states and fails with an AssertionError where it does not come.
+"""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def export(
     typer.echo(f"wrote {target}")
     for name, size in written.get("files", {}).items():
         typer.echo(f"  {name}  {size:,} bytes")
-    typer.echo(_NEXT[to].format(out=target))
+    typer.echo(_NEXT[to].format(run=source, out=target))
 
 
 def _to_hf(run: Path, out: Path, quantize: str | None, opset: int | None, force: bool) -> dict[str, Any]:
@@ -88,6 +88,9 @@ _NEXT = {
     Form.hf: (
         "load it with: from reluformer import hub; hub.register(); AutoModelForSeq2SeqLM.from_pretrained('{out}')"
     ),
-    Form.onnx: "docs/onnx.md tells how to run it",
+    Form.onnx: (
+        "translate with: reluformer translate {out} document.txt; what it changes in BLEU and speed: "
+        "reluformer evaluate {run} --against {out}"
+    ),
     Form.run: "translate with: reluformer translate {out} document.txt",
 }

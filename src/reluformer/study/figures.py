@@ -196,6 +196,7 @@ def _draw_lines(axis: Any, panel: Mapping[str, Any], data: Mapping[str, Any]) ->
         axis.axhline(panel["level"], color="0.85", linewidth=6, zorder=0)
     if panel.get("ceiling"):
         axis.plot(*zip(*panel["ceiling"], strict=True), color="0.8", linewidth=5, zorder=0, label="best possible")
+        axis.set_ylim(-0.03, 1.05)  # shares; an interval over three seeds may reach beyond them
     for i, series in enumerate(panel["series"]):
         points = [point for point in series["points"] if "y" in point]
         style = look(series["label"], i)
