@@ -34,7 +34,9 @@ def run(
         raise UnknownNameError(f"unknown impl '{impl}'; {nearest(impl, IMPLEMENTATIONS)}")
     if impl == "auto" and torch.onnx.is_in_onnx_export():  # the kernels are no operators of ONNX
         impl = "reference"
-    if isinstance(rule, RowCentered) and impl in ("auto", "cpu", "triton"):
+    if isinstance(rule, RowCentered) and (
+        impl in ("cpu", "triton") or (impl == "auto" and (q.is_cuda or cpu.pays(q, k, v, visibility, stats)))
+    ):
         moved = centring_bias(q, k, rule, visibility, bias, scale)
         if moved is not None:
             rule, bias = rule.core, moved

@@ -107,25 +107,41 @@ class RowNormalized(Rule):
 
 @dataclass(frozen=True)
 class RowCentered(Rule):
-    """The weights of `core` for scores less their mean over the visible slots.
+    """The weights of `core` for scores less a level that moves with their row.
 
-    Like softmax it ignores what all scores of a row have in common, so no row lies below its threshold as a whole. The
-    mean of a row is q_i times the mean of the keys that it sees: one more plain sum, and no second look at the scores.
+        level = mean + spread * sqrt(variance + FLOOR) + threshold      over the visible scores of the row
+
+    Like softmax it ignores what all scores of a row have in common, so no row lies below its threshold as a whole; with
+    a spread, what weighs nothing is decided by the row's own contrast. Mean and variance follow from the query and from
+    plain sums over the keys that it sees, so no second look at the scores is needed (`kernels/centering.py`).
     """
+
+    FLOOR: ClassVar[float] = 0.01
+    """Keeps the root smooth where all scores are equal."""
+    threshold: float = 0.0
+    """How far above mean and spread a score must lie to weigh anything."""
+    spread: float = 0.0
+    """How many standard deviations above the mean."""
 
     @property
     @abstractmethod
     def core(self) -> RowNormalized:
-        """The rule for centred scores."""
+        """The rule for scores less their level."""
 
-    @abstractmethod
-    def shift(self, n: Tensor) -> Tensor:
-        """What is added to the centred scores of a row that sees n slots."""
+    def level(self, mean: Tensor, variance: Tensor | None) -> Tensor:
+        """What is taken off the scores of a row; without a spread no variance is asked for."""
+        moved = mean + self.threshold
+        return moved if variance is None else moved + self.spread * torch.sqrt(variance + self.FLOOR)
 
     def weights(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
-        seen = scores if visible is None else scores.masked_fill(~visible, 0)
-        centred = scores - seen.sum(-1, keepdim=True) / n
-        return self.core.weights(centred + self.shift(n), n, visible)
+        mean = _seen(scores, visible).sum(-1, keepdim=True) / n
+        centred = scores - mean
+        variance = _seen(centred, visible).square().sum(-1, keepdim=True) / n if self.spread else None
+        return self.core.weights(centred - self.level(torch.zeros_like(mean), variance), n, visible)
+
+
+def _seen(scores: Tensor, visible: Tensor | None) -> Tensor:
+    return scores if visible is None else scores.masked_fill(~visible, 0)
 
 
 def positive(rule: Rule, **options: float) -> None:

@@ -142,16 +142,17 @@ class RectifiedExpNorm(RowNormalized):
 @register("relu_exp")
 @dataclass(frozen=True)
 class ReluExp(RowCentered):
-    """ReLU(e^x - 1) / (delta + sum ReLU(e^x - 1)), x the score less the mean of its row and a threshold: ours.
+    """ReLU(e^x - 1) / (delta + sum ReLU(e^x - 1)), x the score less the level of its row: ours.
 
     A single hit among n slots has to outweigh n chance scores: ReLU needs a score that grows with n for that, an
-    exponential one that grows with log n, as softmax. Slots below the threshold weigh exactly nothing, and as the
-    threshold moves with the row, no row dies.
+    exponential one that grows with log n, as softmax. Slots below the level weigh exactly nothing. It lies below the
+    mean while a row has little contrast, so that all slots learn, and rises with the contrast, which is when softmax
+    has little left for most of them.
     """
 
     delta: float = 0.1
     threshold: float = -0.25
-    """How far above the mean of its row a score must lie to weigh anything."""
+    spread: float = 0.5
 
     def __post_init__(self) -> None:
         positive(self, delta=self.delta)
@@ -159,9 +160,6 @@ class ReluExp(RowCentered):
     @property
     def core(self) -> RowNormalized:
         return RectifiedExpNorm(self.delta)
-
-    def shift(self, n: Tensor) -> Tensor:
-        return torch.full_like(n, -self.threshold)
 
 
 def _hide(scores: Tensor, visible: Tensor) -> Tensor:
