@@ -43,6 +43,8 @@ class TrainingConfig(Config):
     """How the learning rate falls after the warm-up."""
     warmup: int = Field(default=1000, ge=0)
     """Updates over which the learning rate rises linearly from 0."""
+    rule_warmup: int = Field(default=0, ge=0)
+    """Updates over which rules with a level of the row (`relu_exp`) go from no zeros to their own. 0: none."""
     betas: tuple[float, float] = (0.9, 0.98)
     """Decay of AdamW's two moments."""
     weight_decay: float = Field(default=0.01, ge=0)
@@ -96,4 +98,10 @@ class TrainingConfig(Config):
             )
         if self.schedule == "cosine" and self.warmup >= self.updates:
             raise ValueError(f"warmup={self.warmup} leaves nothing of updates={self.updates} for the cosine; lower it")
+        if self.rule_warmup > self.updates:
+            raise ValueError(f"rule_warmup={self.rule_warmup} never ends within updates={self.updates}; lower it")
+        if self.rule_warmup and self.compile:
+            raise ValueError(
+                "rule_warmup changes the rules at every update, and compile=true would compile each of them"
+            )
         return self

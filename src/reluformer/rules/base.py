@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -112,12 +112,15 @@ class RowCentered(Rule):
         level = mean + spread * sqrt(variance + FLOOR) + threshold      over the visible scores of the row
 
     Like softmax it ignores what all scores of a row have in common, so no row lies below its threshold as a whole; with
-    a spread, what weighs nothing is decided by the row's own contrast. Mean and variance follow from the query and from
+    a spread, what weighs nothing is decided by the row's own contrast (and a row dies only if a few slots lie so far
+    below all others that these do not stand out). Mean and variance follow from the query and from
     plain sums over the keys that it sees, so no second look at the scores is needed (`kernels/centering.py`).
     """
 
     FLOOR: ClassVar[float] = 0.01
     """Keeps the root smooth where all scores are equal."""
+    LOW: ClassVar[float] = 4.0
+    """So far below the mean a score weighs next to nothing in softmax, too."""
     threshold: float = 0.0
     """How far above mean and spread a score must lie to weigh anything."""
     spread: float = 0.0
@@ -127,6 +130,14 @@ class RowCentered(Rule):
     @abstractmethod
     def core(self) -> RowNormalized:
         """The rule for scores less their level."""
+
+    def eased(self, progress: float) -> Self:
+        """The same rule with a level between one that hides next to nothing (0), as softmax, and its own (1).
+
+        A slot without weight learns nothing, so zeros are best taken once a model knows what it looks for.
+        """
+        low = (1 - progress) * self.LOW
+        return replace(self, threshold=progress * self.threshold - low, spread=progress * self.spread)
 
     def level(self, mean: Tensor, variance: Tensor | None) -> Tensor:
         """What is taken off the scores of a row; without a spread no variance is asked for."""

@@ -151,8 +151,8 @@ class ReluExp(RowCentered):
     """
 
     delta: float = 0.1
-    threshold: float = -0.25
-    spread: float = 0.5
+    threshold: float = -1.2
+    spread: float = 1.0
 
     def __post_init__(self) -> None:
         positive(self, delta=self.delta)

@@ -36,6 +36,7 @@ from reluformer.training.objective import LossSums, Objective
 from reluformer.training.optimizer import Optimizer
 from reluformer.training.processes import Processes
 from reluformer.training.progress import Glance, TrainingProgress
+from reluformer.training.rule_warmup import RuleWarmup
 from reluformer.training.run import RunDirectory
 from reluformer.training.schedule import learning_rate
 from reluformer.training.state import Interval, TrainingState
@@ -72,6 +73,7 @@ class Trainer:
         self.objective = objective
         self._uncompiled = objective.forward if config.compile else objective
         self.model = objective.model
+        self.rule_warmup = RuleWarmup(self.model, config.rule_warmup)
         self.average = None if config.ema_decay is None else MovingAverage(self.model, config.ema_decay)
         self.telemetry = Telemetry(self.model, every=config.telemetry_every, seed=config.seed)
         self.listeners: list[Callable[[str, int, Mapping[str, Any]], None]] = []
@@ -93,6 +95,7 @@ class Trainer:
             state.seconds = self._seconds()
             if state.step % self.config.log_every == 0:
                 self._log_interval()
+            self.rule_warmup.restore()
             reason = self._reason_to_stop()
             if self.validation is not None and self._validation_is_due(reason):
                 self._validate()
@@ -132,6 +135,7 @@ class Trainer:
         tokens = self.processes.sum([batch.target_tokens for batch in batches])
         total = sum(tokens)
         sums = []
+        self.rule_warmup.ease(step)
         for i, batch in enumerate(batches):
             torch.manual_seed(_seed_of(self.config.seed, step, i, self.processes.rank))
             last = i == len(batches) - 1
