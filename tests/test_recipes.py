@@ -18,13 +18,21 @@ SMALL = [
     *(f"data.{split}={{embedded: {{documents: 12, sentences: [2, 4]}}}}" for split in ("train", "valid", "test")),
     "data.tokenizer={vocab_size: 400}",
     *("model.width=16", "model.heads=2", "model.slots=24", "model.encoder_layers=1", "model.decoder_layers=1"),
-    *("training.updates=2", "training.warmup=1", "training.tokens_per_batch=512", "training.accumulate=1"),
+    *(
+        "training.updates=2",
+        "training.warmup=1",
+        "training.rule_warmup=1",
+        "training.tokens_per_batch=512",
+        "training.accumulate=1",
+    ),
     *("training.validate_every=2", "training.validate_bleu=0", "training.precision=fp32"),
 ]
 
 
 def test_the_recipes_of_the_design_are_there() -> None:
-    assert {"demo", "multi30k", "europarl7-doc", "iwslt14", "europarl7", "wmt14"} <= {path.stem for path in RECIPES}
+    assert {"demo", "multi30k", "multi30k-sparse", "europarl7-doc", "iwslt14", "europarl7", "wmt14"} <= {
+        path.stem for path in RECIPES
+    }
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
