@@ -15,17 +15,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from reluformer import rules
+from reluformer import kernels, rules
 from reluformer.conformance import cases
 from reluformer.conformance.cases import ENTROPY_GRADIENT_TOLERANCE, PADDINGS, PATTERNS, TOLERANCE, Case, error
 from reluformer.errors import ArgumentError
-from reluformer.kernels import Visibility, reference, triton
+from reluformer.kernels import Bias, RowKeyBias, Visibility, triton
 from reluformer.kernels.additive import taken_apart
 
 pytest.importorskip("triton", reason="triton is not installed: pip install 'reluformer[triton]'")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-RULES = [name for name in rules.names() if taken_apart(rules.get(name)) is not None]
+
+def is_read(rule: rules.Rule) -> bool:
+    return taken_apart(rule.core if isinstance(rule, rules.RowCentered) else rule) is not None
+
+
+RULES = [name for name in rules.names() if is_read(rules.get(name))]
 
 
 @pytest.fixture(autouse=True)
@@ -54,24 +59,26 @@ def read(
     causal: bool = False,
     key_mask: Tensor | None = None,
     mask: Tensor | None = None,
-    bias: Tensor | None = None,
+    bias: Bias | None = None,
     scale: float | None = None,
     return_stats: bool = False,
-    implementation: Any = triton,
+    impl: str = "triton",
 ) -> Any:
     """`reluformer.read`, on the device under test for `triton`."""
-    home, device = q.device, DEVICE if implementation is triton else q.device
-    q, k, v, key_mask, mask, bias = (x if x is None else x.to(device) for x in (q, k, v, key_mask, mask, bias))
+    home, device = q.device, DEVICE if impl == "triton" else q.device
+    q, k, v, key_mask, mask = (x if x is None else x.to(device) for x in (q, k, v, key_mask, mask))
+    if bias is not None:
+        bias = RowKeyBias(*(x.to(device) for x in bias)) if isinstance(bias, RowKeyBias) else bias.to(device)
     visibility = Visibility(q.size(2), k.size(2), q.device, causal, key_mask, mask)
     scale = 1 / math.sqrt(q.size(-1)) if scale is None else scale
-    out, stats = implementation.read(q, k, v, rules.get(rule), visibility, bias, scale, return_stats)
+    out, stats = kernels.run(impl, q, k, v, rules.get(rule), visibility, bias, scale, return_stats)
     if stats is not None:
         stats = type(stats)(*(part.to(home) for part in stats))
     return (out.to(home), stats) if return_stats else out.to(home)
 
 
 def specified(*args: Any, **options: Any) -> Any:
-    return read(*args, **options, implementation=reference)
+    return read(*args, **options, impl="reference")
 
 
 def by_turns(rule: str, dtype: torch.dtype) -> list[Case]:
@@ -80,11 +87,12 @@ def by_turns(rule: str, dtype: torch.dtype) -> list[Case]:
 
 
 # the whole grid takes minutes under the interpreter; rules with the same activation differ in a factor
+WITH_ALL_PATTERNS = ("relu", "relu2", "sigmoid", "relu_exp")
 GRID = [
     *(Case("relu", pattern, padding, torch.float32) for pattern, padding in product(PATTERNS, PADDINGS)),
-    *(case for rule in ("relu2", "sigmoid") for case in by_turns(rule, torch.float32)),
-    *(Case(rule, "causal", "ragged", torch.float32) for rule in RULES if rule not in ("relu", "relu2", "sigmoid")),
-    *by_turns("relu", torch.bfloat16),
+    *(case for rule in WITH_ALL_PATTERNS[1:] for case in by_turns(rule, torch.float32)),
+    *(Case(rule, "causal", "ragged", torch.float32) for rule in RULES if rule not in WITH_ALL_PATTERNS),
+    *(case for rule in ("relu", "relu_exp") for case in by_turns(rule, torch.bfloat16)),
 ]
 
 
@@ -99,7 +107,9 @@ def test_the_grid(case: Case) -> None:
         assert error(gradient, expected_gradients[name], case.dtype) <= TOLERANCE[case.dtype], name
 
 
-def assert_statistics(inputs: dict[str, Tensor], options: dict[str, Any]) -> None:
+def assert_statistics(
+    inputs: dict[str, Tensor], options: dict[str, Any], read: cases.Read = read, specified: cases.Read = specified
+) -> None:
     stats, gradients = cases.run_stats(read, inputs, options)
     expected, expected_gradients = cases.run_stats(specified, cases.in_float64(inputs), options)
     assert torch.equal(stats.n_visible, expected.n_visible)
@@ -127,7 +137,9 @@ def memory(queries: int, slots: int, width: int, value_width: int) -> dict[str, 
     return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
-def assert_same(inputs: dict[str, Tensor], options: dict[str, Any]) -> None:
+def assert_same(
+    inputs: dict[str, Tensor], options: dict[str, Any], read: cases.Read = read, specified: cases.Read = specified
+) -> None:
     out, gradients = cases.run(read, inputs, options)
     expected, expected_gradients = cases.run(specified, cases.in_float64(inputs), options)
     assert error(out, expected, torch.float32) <= TOLERANCE[torch.float32]
@@ -143,8 +155,8 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("rule", "queries", "slots", "causal"),
-    [("relu", 35, 75, True), ("sigmoid", 40, 70, False)],
-    ids=["causal", "cross"],
+    [("relu", 35, 75, True), ("sigmoid", 40, 70, False), ("relu_exp", 35, 75, True)],
+    ids=["causal", "cross", "centred"],
 )
 def test_many_tiles(small_tiles: None, rule: str, queries: int, slots: int, causal: bool) -> None:
     inputs = memory(queries, slots, 10, 7)
@@ -188,6 +200,55 @@ def test_a_bias_of_the_slots_in_every_shape(shape: tuple[int, ...]) -> None:
     assert_same(inputs | {"bias": torch.randn(shape, generator=generator)}, {"rule": "relu2"})
 
 
+@pytest.mark.parametrize("shape", [(5, 1), (1, 3, 5, 1), (2, 1, 5, 1)], ids=str)
+def test_a_bias_of_the_rows_in_every_shape(shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    inputs = {name: torch.randn(2, 3, n, 8, generator=generator) for name, n in (("q", 5), ("k", 9), ("v", 9))}
+    assert_same(inputs | {"bias": torch.randn(shape, generator=generator)}, {"rule": "relu2"})
+
+
+def of_rows_and_slots(read: cases.Read) -> cases.Read:
+    """`read` with a bias of the rows and of the slots, one behind the other in a single leaf."""
+
+    def with_both(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, **options: Any) -> Any:
+        return read(q, k, v, bias=RowKeyBias(bias[..., : q.size(2)], bias[..., q.size(2) :]), **options)
+
+    return with_both
+
+
+@pytest.mark.parametrize(
+    ("rule", "causal"),
+    [("relu", True), ("sigmoid", False), (rules.RectifiedExpNorm(delta=0.5), True)],
+    ids=["relu", "sigmoid", "divided"],
+)
+def test_biases_of_rows_and_slots_with_their_gradients(small_tiles: None, rule: str | rules.Rule, causal: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    inputs = {name: torch.randn(2, 2, n, 8, generator=generator) for name, n in (("q", 20), ("k", 37), ("v", 37))}
+    inputs["bias"] = torch.randn(2, 2, 20 + 37, generator=generator)
+    key_mask = torch.arange(37) < torch.tensor([37, 21])[:, None]
+    options = dict(rule=rule, causal=causal, key_mask=key_mask)
+    both = of_rows_and_slots(read), of_rows_and_slots(specified)
+    assert_same(inputs, options, *both)
+    assert_statistics(inputs, options, *both)
+
+
+@pytest.mark.parametrize("bias", [None, "of a frozen row", "of a row"])
+def test_the_gradient_of_the_rows_is_computed_where_it_is_needed(
+    bias: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: dict[str, Any] = {}
+    launch = triton._Arguments.launch
+    monkeypatch.setattr(
+        triton._Arguments,
+        "launch",
+        lambda self, kernel, *outputs, **own: launched.update({kernel: own}) or launch(self, kernel, *outputs, **own),
+    )
+    rows = None if bias is None else torch.ones(5, 1, requires_grad=bias == "of a row")
+    inputs = memory(5, 9, 8, 8)
+    read(inputs["q"].requires_grad_(), inputs["k"], inputs["v"], bias=rows).sum().backward()
+    assert launched["differentiate_rows"] == {"WITH_D_SHIFT": bias == "of a row"}
+
+
 def test_strides_do_not_matter() -> None:
     inputs = memory(6, 6, 8, 8)
     turned = {name: tensor.transpose(2, 3).contiguous().transpose(2, 3) for name, tensor in inputs.items()}
@@ -200,16 +261,18 @@ def test_strides_do_not_matter() -> None:
     assert torch.equal(read(**split), expected.expand(2, 3, -1, -1))
 
 
+@pytest.mark.parametrize("rule", ["relu", "relu_exp"])
 @pytest.mark.parametrize(("queries", "slots"), [(3, 0), (0, 3)])
-def test_nothing_to_read(queries: int, slots: int) -> None:
+def test_nothing_to_read(queries: int, slots: int, rule: str) -> None:
     inputs = memory(queries, slots, 8, 6)
-    out, gradients = cases.run(read, inputs, {})
+    out, gradients = cases.run(read, inputs, {"rule": rule})
     assert torch.equal(out, torch.zeros(2, 1, queries, 6))
     assert all(torch.equal(gradient, torch.zeros_like(inputs[name])) for name, gradient in gradients.items())
 
 
-def test_the_same_bits_every_time(small_tiles: None) -> None:
-    first, second = (cases.run(read, memory(40, 40, 8, 8), {"causal": True}) for _ in range(2))
+@pytest.mark.parametrize("rule", ["relu", "relu_exp"])
+def test_the_same_bits_every_time(small_tiles: None, rule: str) -> None:
+    first, second = (cases.run(read, memory(40, 40, 8, 8), {"rule": rule, "causal": True}) for _ in range(2))
     assert torch.equal(first[0], second[0])
     assert all(torch.equal(first[1][name], second[1][name]) for name in ("q", "k", "v"))
 
@@ -239,7 +302,8 @@ def test_rules_of_a_known_form(rule: rules.Rule) -> None:
     [
         ({"rule": "softmax"}, r"impl='triton': rule 'softmax' is none of .*; use impl='auto'"),
         ({"mask": torch.ones(5, 5, dtype=torch.bool)}, "a dense mask is given"),
-        ({"bias": torch.zeros(5, 5)}, r"bias has shape \(5, 5\)"),
+        ({"bias": torch.zeros(5, 5)}, r"bias has shape \(5, 5\); it must be .* a RowKeyBias; use impl='auto'"),
+        ({"rule": "relu_exp", "mask": torch.ones(5, 5, dtype=torch.bool)}, "a dense mask is given"),
     ],
 )
 def test_what_it_cannot_read(options: dict[str, Any], message: str) -> None:
@@ -263,20 +327,24 @@ def test_a_machine_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "pip install 'reluformer[triton]'" in str(triton.unavailable())
 
 
-@pytest.mark.parametrize("statistics", [False, True])
-def test_the_operator_keeps_the_rules_of_torch_library(statistics: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("statistics", "shifted"), [(False, False), (True, False), (True, True)])
+def test_the_operator_keeps_the_rules_of_torch_library(
+    statistics: bool, shifted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.undo()  # opcheck allocates meta tensors, which cannot be poisoned
     if DEVICE == "cpu":
         monkeypatch.setenv("TRITON_INTERPRET", "1")
     q, k, v = (tensor.to(DEVICE).requires_grad_() for tensor in memory(5, 7, 8, 6).values())
-    bias, rows = torch.zeros(2, 1, 7, device=DEVICE, requires_grad=True), torch.ones(2, 5, device=DEVICE)
+    bias, factor = torch.zeros(2, 1, 7, device=DEVICE, requires_grad=True), torch.ones(2, 5, device=DEVICE)
+    shift = torch.zeros(2, 1, 5, device=DEVICE, requires_grad=shifted)
     mask = torch.ones(2, 7, dtype=torch.bool, device=DEVICE)
     options = (0.5, 0, 2, statistics, statistics, False)
-    checked = torch.library.opcheck(triton._read, (q, k, v, mask, bias, rows, rows, *options))
+    checked = torch.library.opcheck(triton._read, (q, k, v, mask, bias, factor, shift, *options))
     assert set(checked.values()) == {"SUCCESS"}
 
 
-def test_compiled_and_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rule", ["relu", "relu_exp"])
+def test_compiled_and_exported(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     if DEVICE == "cpu":
         monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -284,7 +352,7 @@ def test_compiled_and_exported(monkeypatch: pytest.MonkeyPatch) -> None:
     class Reads(torch.nn.Module):
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             visibility = Visibility(q.size(2), k.size(2), q.device, True)
-            return triton.read(q, k, v, rules.get("relu"), visibility, None, 0.5, False)[0]
+            return kernels.run("triton", q, k, v, rules.get(rule), visibility, None, 0.5, False)[0]
 
     q, k, v = (tensor.to(DEVICE).requires_grad_() for tensor in memory(5, 7, 8, 6).values())
     expected = Reads()(q, k, v)
@@ -303,10 +371,10 @@ import torch, triton
 from reluformer.kernels import triton_tiles
 from reluformer.kernels.triton import tile_of
 
-FLOATS = {"BIAS", "SHIFT", "FACTOR", "SUM", "W_LOG_W", "ZEROS", "D_SUM", "D_W_LOG_W", "D_BIAS"}
+FLOATS = {"BIAS", "SHIFT", "FACTOR", "SUM", "W_LOG_W", "ZEROS", "D_SUM", "D_W_LOG_W", "D_BIAS", "D_SHIFT"}
 rows, slots, stages = tile_of(WIDTH, torch.bfloat16)
 constants = dict(D=WIDTH - 1, DV=WIDTH, BD=WIDTH, BV=WIDTH, BQ=rows, BK=slots, ACTIVATION=0, WIDEN=False)
-constants |= dict.fromkeys(("CAUSAL", "MASKED", "BIASED", "SUMS", "ENTROPIES"), True)
+constants |= dict.fromkeys(("CAUSAL", "MASKED", "BIASED", "SUMS", "ENTROPIES", "WITH_D_SHIFT"), True)
 for name in ("read_rows", "differentiate_rows", "differentiate_slots"):
     kernel = getattr(triton_tiles, name)
     signature = {}

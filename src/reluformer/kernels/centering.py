@@ -25,20 +25,31 @@ CHUNK = 64
 
 def centring_bias(
     q: Tensor, k: Tensor, rule: RowCentered, visibility: Visibility, bias: Bias | None, scale: float
-) -> RowKeyBias | None:
+) -> Bias | None:
     """The bias with which `rule.core` reads as `rule` does; None where a dense mask or bias asks for dense scores."""
     split = parts(bias, visibility.slots)
     if visibility.mask is not None or split is None:
         return None
+    keys = split[1]
+    rows = -rule.level(*row_moments(q, k, keys, visibility, scale, rule.spread != 0))
+    return rows.unsqueeze(-1) if keys is None else RowKeyBias(rows, keys)
+
+
+def row_moments(
+    q: Tensor, k: Tensor, keys: Tensor | None, visibility: Visibility, scale: float, with_variance: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Mean and variance of scale q_i . k_j + keys_j over the visible slots, (B, H, Tq), at least in float32.
+
+    Of a row that sees nothing they mean nothing.
+    """
     exact = torch.float64 if q.dtype == torch.float64 else torch.float32
-    x, y, keys = k.to(exact) * scale, q.to(exact), split[1]
+    x, y = k.to(exact) * scale, q.to(exact)
     if keys is not None:
         x = torch.cat([x, keys.to(exact).expand(k.shape[:3]).unsqueeze(-1)], dim=-1)
         y = F.pad(y, (0, 1), value=1.0)
     n = visibility.counts().clamp_min(1).to(exact)  # broadcasts to (B, H, Tq)
     moments = _causal_moments if visibility.hides_future else _moments
-    mean, variance = moments(y, x, visibility, n, rule.spread != 0)
-    return RowKeyBias(-rule.level(mean, variance), mean.new_zeros(1) if keys is None else keys)
+    return moments(y, x, visibility, n, with_variance)
 
 
 def _moments(

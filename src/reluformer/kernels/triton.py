@@ -1,8 +1,9 @@
 """Additive reads on a GPU: `torch.library` operators around the tiles of `triton_tiles`.
 
 The kernels know one form of rule, u_ij = c_i a(s_ij - t_i) with an activation a, a factor and
-a shift of the row; both are computed here from n_i with the rule's own methods. A rule that
-divides by its row sum is the same read with the division after it, so it costs no second pass.
+a shift of the row; both are computed here from n_i with the rule's own methods, and a bias of
+the rows is part of the shift. A rule that divides by its row sum is the same read with the
+division after it, so it costs no second pass.
 
 No GPU was at hand when this was written: it is tested under Triton's interpreter
 (TRITON_INTERPRET=1) and by compiling it for a GPU (sm_80); it has never been run on one or timed.
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from reluformer.errors import ArgumentError
 from reluformer.kernels.additive import divisor, taken_apart
-from reluformer.kernels.bias import Bias, RowKeyBias
+from reluformer.kernels.bias import Bias, parts
 from reluformer.kernels.statistics import RowStats, entropy_of
 from reluformer.kernels.visibility import Visibility
 from reluformer.rules import Pointwise, RectifiedExp, Relu2, ReluPlain, Rule, Sigmoid
@@ -47,15 +48,13 @@ def refusal(q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility,
         return reason
     if q.device.type != "cuda" and not _interpreted():
         return f"the tensors are on device '{q.device}', not on a GPU"
+    if visibility.mask is not None:
+        return "a dense mask is given; causal and key_mask are what the kernels know"
+    if isinstance(bias, Tensor) and parts(bias, visibility.slots) is None:
+        return f"bias has shape {tuple(bias.shape)}; it must be (..., 1, Tk), (..., Tq, 1) or a RowKeyBias"
     additive = taken_apart(rule)
     if additive is None or type(additive.terms).activate not in _ACTIVATIONS:
         return f"rule '{rule.name}' is none of ReLU, its square, e^s - 1 and sigmoid with a scale of the row"
-    if visibility.mask is not None:
-        return "a dense mask is given; causal and key_mask are what the kernels know"
-    if isinstance(bias, RowKeyBias):
-        return "bias has a part of the rows; only a bias of the slots, (..., 1, Tk), can be added"
-    if bias is not None and bias.ndim > 1 and bias.size(-2) != 1:
-        return f"bias has shape {tuple(bias.shape)}; only a bias of the slots, (..., 1, Tk), can be added"
     if q.dtype not in DTYPES or not q.dtype == k.dtype == v.dtype:
         return f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; they must all be float32, bfloat16 or float16"
     if max(q.size(-1), v.size(-1)) > MAX_WIDTH:
@@ -63,14 +62,15 @@ def refusal(q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility,
     return None
 
 
-def _rows(terms: Pointwise, visibility: Visibility, batch: int) -> tuple[Tensor, Tensor]:
-    """Factor and shift of each row, (B, Tq), from the number of slots that it sees."""
+def _rows(terms: Pointwise, visibility: Visibility, bias: Tensor | None, q: Tensor) -> tuple[Tensor, Tensor]:
+    """Factor (B, Tq) and shift (B, H, Tq) of each row, from the number of slots that it sees and its bias."""
     n = visibility.counts().clamp_min(1).to(torch.float32)
     factor = terms.row_scale(n)
     factor = torch.ones_like(n) if factor is None else factor
     shift = torch.log(n) if type(terms).activate is Sigmoid.activate else torch.zeros_like(n)
-    wide = (batch, visibility.queries)
-    return factor.reshape(-1, n.size(-1)).expand(wide), shift.reshape(-1, n.size(-1)).expand(wide)
+    if bias is not None:
+        shift = shift - bias.to(torch.float32)
+    return factor.reshape(-1, n.size(-1)).expand(q.size(0), q.size(2)), shift.expand(q.shape[:3])
 
 
 def read(
@@ -79,12 +79,11 @@ def read(
     """(B,H,Tq,d), (B,H,Tk,d), (B,H,Tk,dv) -> (B,H,Tq,dv), and the row statistics if asked."""
     if (reason := refusal(q, k, v, rule, visibility, bias)) is not None:
         raise ArgumentError(f"impl='triton': {reason}; use impl='auto'")
-    additive = taken_apart(rule)
-    assert additive is not None and not isinstance(bias, RowKeyBias)
-    terms, delta = additive
-    batch, heads = q.shape[:2]
-    factor, shift = _rows(terms, visibility, batch)
-    slot_bias = None if bias is None else bias.expand(batch, heads, 1, k.size(2)).squeeze(2)
+    additive, split = taken_apart(rule), parts(bias, visibility.slots)
+    assert additive is not None and split is not None
+    (terms, delta), (row_bias, slot_bias) = additive, split
+    factor, shift = _rows(terms, visibility, row_bias, q)
+    slot_bias = None if slot_bias is None else slot_bias.expand(k.shape[:3])
     first = visibility.first_position if visibility.hides_future else -1
     divided = delta is not None  # afterwards, so the read is not rounded before
     options = (scale, _ACTIVATIONS[type(terms).activate], first, stats or divided, stats, divided)
@@ -125,8 +124,8 @@ def _read(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The read, sum w, sum w log w and the number of zeros of each row; empty where not asked for.
 
-    bias: (B, H, Tk); factor, shift: (B, Tq); first: position of the first query if causal, else
-    -1; exact: the read in float32, whatever the inputs are.
+    bias: (B, H, Tk); factor: (B, Tq); shift: (B, H, Tq); first: position of the first query if
+    causal, else -1; exact: the read in float32, whatever the inputs are.
     """
     outputs = _outputs(q, v, sums, entropies, exact)
     if _nothing(q, k):
@@ -155,9 +154,10 @@ def _read_backward(
     first: int,
     sums: bool,
     entropies: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v and bias; the last is empty without a bias."""
-    d_q, d_k, d_v, d_bias = gradients = _gradients(q, k, v, bias)
+    with_d_shift: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, bias and shift; the last two are empty without a bias, and if not asked for."""
+    d_q, d_k, d_v, d_bias, d_shift = gradients = _gradients(q, k, v, bias, with_d_shift)
     if _nothing(q, k):
         for part in gradients:
             part.zero_()
@@ -165,7 +165,7 @@ def _read_backward(
     arguments = _Arguments(q, k, v, key_mask, bias, factor, shift, scale, activation, first, sums, entropies)
     given = [part.contiguous() for part in (d_out, d_row_sum, d_w_log_w)]
     arguments.launch("differentiate_slots", "slots", *given, d_k, d_v, d_bias)
-    arguments.launch("differentiate_rows", "rows", *given, d_q)
+    arguments.launch("differentiate_rows", "rows", *given, d_q, d_shift, WITH_D_SHIFT=with_d_shift)
     return gradients
 
 
@@ -175,10 +175,8 @@ def _(q, k, v, key_mask, bias, factor, shift, scale, activation, first, sums, en
 
 
 @_read_backward.register_fake
-def _(  # type: ignore[no-untyped-def]
-    d_out, d_row_sum, d_w_log_w, q, k, v, key_mask, bias, factor, shift, scale, activation, first, sums, entropies
-):
-    return _gradients(q, k, v, bias)
+def _(d_out, d_row_sum, d_w_log_w, q, k, v, key_mask, bias, *rest):  # type: ignore[no-untyped-def]
+    return _gradients(q, k, v, bias, with_d_shift=rest[-1])
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -189,10 +187,11 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _differentiate(ctx: Any, d_out: Tensor, d_row_sum: Tensor, d_w_log_w: Tensor, _: Any) -> tuple[Any, ...]:
-    given = (d_out, d_row_sum, d_w_log_w)
-    d_q, d_k, d_v, d_bias = _read_backward(*given, *ctx.saved_tensors, *ctx.options)
+    given, with_d_shift = (d_out, d_row_sum, d_w_log_w), ctx.needs_input_grad[6]
+    d_q, d_k, d_v, d_bias, d_shift = _read_backward(*given, *ctx.saved_tensors, *ctx.options, with_d_shift)
     bias = ctx.saved_tensors[4]
-    return (d_q, d_k, d_v, None, None if bias is None else d_bias.to(bias.dtype), *(None,) * 8)
+    d_bias = None if bias is None else d_bias.to(bias.dtype)
+    return (d_q, d_k, d_v, None, d_bias, None, d_shift if with_d_shift else None, *(None,) * 6)
 
 
 _read.register_autograd(_differentiate, setup_context=_keep)
@@ -204,9 +203,12 @@ def _outputs(q: Tensor, v: Tensor, sums: bool, entropies: bool, exact: bool) -> 
     return out, rows[0], rows[1], rows[2]
 
 
-def _gradients(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _gradients(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, with_d_shift: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     d_q, d_k, d_v = (part.new_empty(part.shape) for part in (q, k, v))
-    return d_q, d_k, d_v, q.new_empty((0,) if bias is None else bias.shape, dtype=torch.float32)
+    d_bias = q.new_empty((0,) if bias is None else bias.shape, dtype=torch.float32)
+    return d_q, d_k, d_v, d_bias, q.new_empty(q.shape[:3] if with_d_shift else (0,), dtype=torch.float32)
 
 
 def _nothing(q: Tensor, k: Tensor) -> bool:
@@ -260,8 +262,8 @@ class _Arguments:
         self.constants |= dict(BIASED=bias is not None, SUMS=sums, ENTROPIES=entropies)
         self.constants |= dict(WIDEN=q.dtype == torch.bfloat16 and _interpreted())
 
-    def launch(self, kernel: str, tiled: str, *outputs: Tensor) -> None:
-        """Run `kernel` on the tiles of "rows" or "slots" of every head."""
+    def launch(self, kernel: str, tiled: str, *outputs: Tensor, **own: bool) -> None:
+        """Run `kernel` on the tiles of "rows" or "slots" of every head; own: constants that only it has."""
         from reluformer.kernels import triton_tiles
 
         tile = self.constants["BQ" if tiled == "rows" else "BK"]
@@ -271,5 +273,5 @@ class _Arguments:
             guard = torch.cuda.device(self.device)
         with guard:
             getattr(triton_tiles, kernel)[grid](
-                *self.tensors, *outputs, *self.sizes, **self.constants, num_stages=self.stages
+                *self.tensors, *outputs, *self.sizes, **self.constants, **own, num_stages=self.stages
             )

@@ -8,9 +8,10 @@ For one head, with a the activation, c_i the factor and t_i the shift of row i:
 and backwards, with g_i = c_i dout_i:
 
     ds_ij = (g_i . v_j + c_i (dU_i + dL_i (1 + log u_ij))) a'(s_ij)
-    dv_j = sum_i a_ij g_i    dk_j = scale sum_i ds_ij q_i    dq_i = scale sum_j ds_ij k_j    db_j = sum_i ds_ij
+    dv_j = sum_i a_ij g_i    dk_j = scale sum_i ds_ij q_i    dq_i = scale sum_j ds_ij k_j
+    db_j = sum_i ds_ij       dt_i = -sum_j ds_ij
 
-A program owns a tile of rows (forward, dq) or of slots (dk, dv, db) and walks over the other
+A program owns a tile of rows (forward, dq, dt) or of slots (dk, dv, db) and walks over the other
 side, so nothing is added atomically and the results repeat bit for bit. No score leaves its
 tile, and tiles above the causal diagonal are not visited. Sums are kept in float32.
 
@@ -124,7 +125,7 @@ def read_rows(
     rows = tl.program_id(0) * BQ + tl.arange(0, BQ)
     q = load_tile(Q + b * q_batch + h * q_head, q_row, rows, n_rows, D, BD)
     factor = load_line(FACTOR + b * n_rows, rows, n_rows)
-    shift = load_line(SHIFT + b * n_rows, rows, n_rows)
+    shift = load_line(SHIFT + head * n_rows, rows, n_rows)
     out = tl.zeros((BQ, BV), tl.float32)
     row_sum = tl.zeros((BQ,), tl.float32)
     w_log_w = tl.zeros((BQ,), tl.float32)
@@ -171,25 +172,26 @@ def score_gradient(
 
 @triton.jit
 def differentiate_rows(
-    Q, K, V, MASK, BIAS, SHIFT, FACTOR, D_OUT, D_SUM, D_W_LOG_W, D_Q,
+    Q, K, V, MASK, BIAS, SHIFT, FACTOR, D_OUT, D_SUM, D_W_LOG_W, D_Q, D_SHIFT,
     q_batch, q_head, q_row, k_batch, k_head, k_slot, v_batch, v_head, v_slot,
     heads, n_rows, n_slots, first, scale,
     D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
     ACTIVATION: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, BIASED: tl.constexpr,
-    SUMS: tl.constexpr, ENTROPIES: tl.constexpr, WIDEN: tl.constexpr,
+    SUMS: tl.constexpr, ENTROPIES: tl.constexpr, WIDEN: tl.constexpr, WITH_D_SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """Backward: a program computes dq of BQ rows."""
+    """Backward: a program computes dq of BQ rows, and dt if asked."""
     head = tl.program_id(1).to(tl.int64)
     b, h = head // heads, head % heads
     rows = tl.program_id(0) * BQ + tl.arange(0, BQ)
     q = load_tile(Q + b * q_batch + h * q_head, q_row, rows, n_rows, D, BD)
     factor = load_line(FACTOR + b * n_rows, rows, n_rows)
-    shift = load_line(SHIFT + b * n_rows, rows, n_rows)
+    shift = load_line(SHIFT + head * n_rows, rows, n_rows)
     g = load_tile(D_OUT + head * n_rows * DV, DV, rows, n_rows, DV, BV).to(tl.float32) * factor[:, None]
     g = g.to(q.dtype)
     d_sum = load_line(D_SUM + head * n_rows, rows, n_rows) if SUMS else shift
     d_w_log_w = load_line(D_W_LOG_W + head * n_rows, rows, n_rows) if ENTROPIES else shift
     d_q = tl.zeros((BQ, BD), tl.float32)
+    d_shift = tl.zeros((BQ,), tl.float32)
     end = n_slots
     if CAUSAL:
         end = tl.minimum(n_slots, (tl.program_id(0) + 1) * BQ + first)
@@ -201,8 +203,13 @@ def differentiate_rows(
         a = activate(s, ACTIVATION)
         d_s = score_gradient(s, a, g, v, factor, d_sum, d_w_log_w, ACTIVATION, SUMS, ENTROPIES, WIDEN)
         seen = visible_pairs(MASK + b * n_slots, rows, slots, n_rows, n_slots, first, CAUSAL, MASKED)
-        d_q += product(tl.where(seen, d_s, 0.0).to(k.dtype), k, WIDEN)
+        d_s = tl.where(seen, d_s, 0.0)
+        d_q += product(d_s.to(k.dtype), k, WIDEN)
+        if WITH_D_SHIFT:
+            d_shift -= tl.sum(d_s, 1)
     store_tile(D_Q + head * n_rows * D, d_q * scale, rows, n_rows, D, BD)
+    if WITH_D_SHIFT:
+        tl.store(D_SHIFT + head * n_rows + rows, d_shift, mask=rows < n_rows)
 
 
 @triton.jit
@@ -230,7 +237,7 @@ def differentiate_slots(
         rows = start + tl.arange(0, BQ)
         q = load_tile(Q + b * q_batch + h * q_head, q_row, rows, n_rows, D, BD)
         factor = load_line(FACTOR + b * n_rows, rows, n_rows)
-        shift = load_line(SHIFT + b * n_rows, rows, n_rows)
+        shift = load_line(SHIFT + head * n_rows, rows, n_rows)
         g = load_tile(D_OUT + head * n_rows * DV, DV, rows, n_rows, DV, BV).to(tl.float32) * factor[:, None]
         g = g.to(q.dtype)
         d_sum = load_line(D_SUM + head * n_rows, rows, n_rows) if SUMS else shift
