@@ -22,6 +22,7 @@ from torch import Tensor
 
 import reluformer as rf
 from reluformer import rules
+from reluformer.conformance.cases import TOLERANCE, error
 from reluformer.context_parallel import Shards, agree, gather_rows, own_rows, sharded_read
 from reluformer.errors import ArgumentError
 
@@ -39,6 +40,22 @@ class SoftplusMean(rules.Pointwise):
 
 
 @dataclass(frozen=True)
+class SoftplusNorm(rules.RowNormalized):
+    inner: ClassVar[rules.Pointwise] = SoftplusMean()
+
+
+@dataclass(frozen=True)
+class CentredSoftplus(rules.RowCentered):
+    """The same divided by its row sum, of centred scores."""
+
+    name: ClassVar[str] = "centred_softplus"
+
+    @property
+    def core(self) -> rules.RowNormalized:
+        return SoftplusNorm(delta=0.1)
+
+
+@dataclass(frozen=True)
 class Case:
     queries: int
     uneven: bool = False
@@ -46,11 +63,14 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     visible: tuple[int, int] | None = None
     """Visible slots of the two items of the batch."""
+    offset: float = 0.0
+    """Added to the keys: what all scores of a row have in common."""
 
     def inputs(self) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(3)
         shapes = {"q": (2, 2, self.queries, 6), "k": (2, 2, SLOTS, 6), "v": (2, 2, SLOTS, 5)}
         drawn = {name: torch.randn(s, generator=generator, dtype=torch.float64) for name, s in shapes.items()}
+        drawn["k"] += self.offset
         return drawn | {"probe": torch.randn(2, 2, self.queries, 5, generator=generator, dtype=torch.float64)}
 
     def key_mask(self) -> Tensor | None:
@@ -64,6 +84,7 @@ class Case:
 
 
 RELU, CAUSAL = {"rule": "relu"}, {"rule": "relu", "causal": True}
+CENTRED = {"rule": rules.ReluExp(spread=0.5)}
 CASES = {
     "full": Case(5, options=RELU),
     "causal": Case(SLOTS, options=CAUSAL),
@@ -78,7 +99,19 @@ CASES = {
     "sigmoid": Case(SLOTS, options={"rule": "sigmoid", "causal": True}, visible=(SLOTS, 8)),
     "own-rule": Case(7, uneven=True, options={"rule": SoftplusMean(), "causal": True}),
     "divided": Case(9, uneven=True, options={"rule": rules.ReluNorm(delta=0.5), "causal": True}, visible=(SLOTS, 8)),
+    "centred": Case(5, options=CENTRED),
+    "centred-ragged": Case(5, options=CENTRED, visible=(11, 0)),
+    "centred-uneven": Case(9, uneven=True, options=CENTRED, visible=(SLOTS, 6)),
+    "centred-causal": Case(SLOTS, options=CENTRED | {"causal": True, "scale": 0.3}),
+    "centred-causal-ragged": Case(9, options=CENTRED | {"causal": True}, visible=(SLOTS, 3)),
+    "centred-causal-uneven": Case(9, uneven=True, options=CENTRED | {"causal": True}, visible=(SLOTS, 8)),
+    "centred-one-query": Case(1, options=CENTRED | {"causal": True}),
+    "centred-by-mean": Case(9, uneven=True, options={"rule": rules.ReluExp(spread=0.0), "causal": True}),
+    "centred-own-rule": Case(7, options={"rule": CentredSoftplus(threshold=0.2, spread=0.5), "causal": True}),
+    "centred-far": Case(9, options=CENTRED | {"causal": True}, offset=1e6),
 }
+OWN_ROWS = ("causal", "centred-causal")
+"""Cases that are also read with sharded queries."""
 
 
 def read_own(case: Case, rank: int, world: int) -> dict[str, Tensor]:
@@ -149,10 +182,11 @@ def test_many_processes_read_as_one(name: str, shards: list[dict[str, Tensor]]) 
         torch.testing.assert_close(whole, expected[part])
 
 
-def test_sharded_queries_read_as_one_process(shards: list[dict[str, Tensor]]) -> None:
-    expected = in_one_process(CASES["causal"])
+@pytest.mark.parametrize("name", OWN_ROWS)
+def test_sharded_queries_read_as_one_process(name: str, shards: list[dict[str, Tensor]]) -> None:
+    expected = in_one_process(CASES[name])
     for part in ("out", "q", "k", "v"):
-        whole = torch.cat([process[f"rows/{part}"] for process in shards], dim=2)
+        whole = torch.cat([process[f"rows-{name}/{part}"] for process in shards], dim=2)
         torch.testing.assert_close(whole, expected[part])
 
 
@@ -166,7 +200,7 @@ def memory() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def test_row_wise_rules_are_refused(memory: tuple[Tensor, Tensor, Tensor]) -> None:
-    with pytest.raises(ArgumentError, match=r"rule 'softmax' weighs the slots .* additive rules: .*relu_plain, relu"):
+    with pytest.raises(ArgumentError, match=r"rule 'softmax' weighs .* additive rules: .*relu_plain, relu.*relu_exp"):
         sharded_read(*memory, rule="softmax")
 
 
@@ -181,6 +215,18 @@ def test_bfloat16_is_summed_in_float32(memory: tuple[Tensor, Tensor, Tensor], tm
         out = sharded_read(*halves, rule="relu_plain")
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out, rf.read(*halves, rule="relu_plain"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_centred_rule_in_less_than_float64(
+    dtype: torch.dtype, memory: tuple[Tensor, Tensor, Tensor], tmp_path: Path
+) -> None:
+    rounded = [tensor.to(dtype) for tensor in memory]
+    with process_group(str(tmp_path / "store"), 0, 1):
+        out = sharded_read(*rounded, rule="relu_exp", causal=True)
+    assert out.dtype == dtype
+    expected = rf.read(*(tensor.double() for tensor in rounded), rule="relu_exp", causal=True)
+    assert error(out, expected, dtype) <= TOLERANCE[dtype]
 
 
 def test_arguments_that_contradict_each_other(memory: tuple[Tensor, Tensor, Tensor], tmp_path: Path) -> None:
@@ -204,6 +250,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     with process_group(store, rank, world):
         found = {f"{name}/{part}": x for name, case in CASES.items() for part, x in read_own(case, rank, world).items()}
-        rows = read_own_rows(CASES["causal"], rank, world)
-    found |= {f"rows/{part}": tensor for part, tensor in rows.items()}
+        for name in OWN_ROWS:
+            found |= {f"rows-{name}/{part}": x for part, x in read_own_rows(CASES[name], rank, world).items()}
     save_file({name: tensor.contiguous() for name, tensor in found.items()}, out)

@@ -6,7 +6,8 @@ add up what they got:
     out = sum over processes of (sum over own slots j of u_ij v_j)      (one all_reduce)
 
 A rule that is divided by its row sum sends that sum along as one more column. n_i counts the
-visible slots of all processes, so that the weights are those of a single process.
+visible slots of all processes, so that the weights are those of a single process. A rule of
+centred scores needs mean and variance of a row first, two all_reduces of a number a row.
 
 The result is the same on every process, and so must be the loss that is made from it. Then the
 gradients of k and v are the process's own, and that of q is summed over the processes: all are
@@ -27,8 +28,9 @@ from torch.nn import functional as F
 from reluformer import memory, rules
 from reluformer.errors import ArgumentError
 from reluformer.kernels import Visibility
-from reluformer.kernels.additive import divisor, taken_apart
-from reluformer.rules import Pointwise, RectifiedExp, Relu2, ReluPlain, Rule
+from reluformer.kernels.additive import Additive, divisor, taken_apart
+from reluformer.kernels.centering import row_moments
+from reluformer.rules import Pointwise, RectifiedExp, Relu2, ReluPlain, RowCentered, Rule
 
 __all__ = ["Shards", "gather_rows", "own_rows", "sharded_read"]
 
@@ -109,7 +111,7 @@ def sharded_read(
     saves their exchange. Every process must call it with the same rule and options.
     """
     rule = rules.get(rule)
-    additive = taken_apart(rule)
+    additive = _additive(rule)
     if additive is None:
         raise ArgumentError(
             f"rule '{rule.name}' weighs the slots of a row against each other, so its read cannot be summed over "
@@ -128,7 +130,9 @@ def sharded_read(
     n = n.expand(*n.shape[:-2], q.size(2), 1)
     scale = 1 / math.sqrt(max(q.size(-1), 1)) if scale is None else scale
     q = _Replicated.apply(q, shards.group)  # type: ignore[no-untyped-call]
-    partial = _partial(q, k, v, additive.terms, visibility, n, scale, shards, additive.delta is not None)
+    pieces = _pieces(visibility, shards)
+    bias = -_level(q, k, rule, pieces, n, scale, shards).unsqueeze(-1) if isinstance(rule, RowCentered) else None
+    partial = _partial(q, k, v, additive.terms, pieces, n, bias, scale, additive.delta is not None)
     out = _Summed.apply(partial, shards.group)  # type: ignore[no-untyped-call]
     if additive.delta is not None:
         out = out[..., :-1] / divisor(out[..., -1:], additive.delta)
@@ -150,48 +154,101 @@ def own_rows(read: Tensor, shards: Shards) -> Tensor:
 
 # ------------------------------------------------------------------ the own part
 
+Piece = tuple[slice, Visibility]
+"""Rows, and what they see of the own slots."""
+
+
+def _pieces(visibility: Visibility, shards: Shards) -> list[Piece]:
+    """The rows that may see own slots, in order; the rows before them see none.
+
+    In a causal read the rows before the shard see nothing of it and those after it everything;
+    between them lies a causal read of the shard alone. So no mask of rows and slots is needed.
+    """
+    keys, slots = None if shards.key_mask is None else shards.key_mask[:, shards.own], shards.lengths[shards.rank]
+    begin, at_end, end = 0, 0, visibility.queries
+    if visibility.causal:
+        begin = min(max(shards.own.start - visibility.first_position, 0), end)
+        at_end = min(max(shards.own.stop - visibility.first_position, begin), end)
+    pieces = [(slice(begin, at_end), True), (slice(at_end, end), False)]
+    return [
+        (rows, Visibility(rows.stop - rows.start, slots, visibility.device, causal, keys))
+        for rows, causal in pieces
+        if rows.start < rows.stop
+    ]
+
+
+def _blind(pieces: list[Piece], width: int, q: Tensor, *others: Tensor | None) -> Tensor:
+    """Zeros (B, H, rows, width) for the rows before the pieces."""
+    rows = pieces[0][0].start if pieces else q.size(2)
+    zeros = q.new_zeros((*q.shape[:2], rows, width), dtype=_exact(q))
+    if pieces:
+        return zeros
+    # no row sees the shard; the other processes still wait for its part in the exchange of gradients
+    return zeros + sum(tensor[..., :0].sum() for tensor in (q, *others) if tensor is not None)
+
+
+def _level(
+    q: Tensor, k: Tensor, rule: RowCentered, pieces: list[Piece], n: Tensor, scale: float, shards: Shards
+) -> Tensor:
+    """Of every row over the slots of all processes, (B, H, Tq).
+
+    From the number of own slots, their mean and their variance: the squares about the mean of all are those about the
+    own mean and, for each own slot, the square of the distance of the two means.
+    """
+    found = [_blind(pieces, 3 if rule.spread else 2, q, k)]
+    for rows, seen in pieces:
+        mean, variance = row_moments(q[:, :, rows], k, None, seen, scale, rule.spread != 0)
+        counts = seen.counts().to(mean.dtype).expand_as(mean)
+        found.append(torch.stack([counts, mean] if variance is None else [counts, mean, variance], dim=-1))
+    own_n, own_mean, *own_variance = torch.cat(found, dim=2).unbind(-1)
+    mean, variance = _over_all(own_n * own_mean, n, shards), None
+    if own_variance:
+        variance = _over_all(own_n * (own_variance[0] + (own_mean - mean).square()), n, shards)
+    return rule.level(mean, variance)
+
+
+def _over_all(own: Tensor, n: Tensor, shards: Shards) -> Tensor:
+    """The sum over the processes divided by n, for further use by the own slots: gradients come from all of them."""
+    mean = _Summed.apply(own, shards.group) / n.squeeze(-1)  # type: ignore[no-untyped-call]
+    everywhere: Tensor = _Replicated.apply(mean, shards.group)  # type: ignore[no-untyped-call]
+    return everywhere
+
 
 def _partial(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     terms: Pointwise,
-    visibility: Visibility,
+    pieces: list[Piece],
     n: Tensor,
+    bias: Tensor | None,
     scale: float,
-    shards: Shards,
     with_sum: bool,
 ) -> Tensor:
-    """What the own slots add to every row, at least in float32; with_sum: and their sum, as the last column.
-
-    In a causal read the rows before the shard see nothing of it and those after it everything;
-    between them lies a causal read of the shard alone. So no mask of rows and slots is needed.
-    """
-    keys = None if shards.key_mask is None else shards.key_mask[:, shards.own]
-    blind = at_end = 0
-    if visibility.causal:
-        blind = min(max(shards.own.start - visibility.first_position, 0), q.size(2))
-        at_end = min(max(shards.own.stop - visibility.first_position, blind), q.size(2))
-    pieces = [(slice(blind, at_end), True), (slice(at_end, q.size(2)), False)]
-    reads = [q.new_zeros((*q.shape[:2], blind, v.size(-1) + with_sum), dtype=_exact(q))]
-    for rows, causal in pieces:
-        if rows.start == rows.stop:
-            continue
-        seen = Visibility(rows.stop - rows.start, k.size(2), q.device, causal, keys)
-        read = _by_kernel if type(terms).activate in _IGNORES_N else _dense
-        out, row_sum = read(q[:, :, rows], k, v, terms, seen, n[..., rows, :], scale, with_sum)
+    """What the own slots add to every row, at least in float32; with_sum: and their sum, as the last column."""
+    reads = [_blind(pieces, v.size(-1) + with_sum, q, k, v, bias)]
+    read = _by_kernel if type(terms).activate in _IGNORES_N else _dense
+    for rows, seen in pieces:
+        own_bias = None if bias is None else bias[:, :, rows]
+        out, row_sum = read(q[:, :, rows], k, v, terms, seen, n[..., rows, :], own_bias, scale, with_sum)
         out = out.to(_exact(q))
         reads.append(out if row_sum is None else torch.cat([out, row_sum], dim=-1))
-    if len(reads) == 1:  # no row sees the shard; the other processes still wait for its gradient of q
-        return reads[0] + sum(tensor[..., :0].sum() for tensor in (q, k, v))
     return torch.cat(reads, dim=2)
 
 
 def _by_kernel(
-    q: Tensor, k: Tensor, v: Tensor, terms: Pointwise, seen: Visibility, n: Tensor, scale: float, with_sum: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    terms: Pointwise,
+    seen: Visibility,
+    n: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    with_sum: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Through `memory.read`, which counts the own slots only: corrected by the ratio of the row scales."""
-    options = dict(rule=terms, causal=seen.causal, key_mask=seen.key_mask, scale=scale)
+    options = dict(rule=terms, causal=seen.causal, key_mask=seen.key_mask, bias=bias, scale=scale)
     row_sum = None
     if with_sum:
         out, stats = memory.read(q, k, v, **options, return_stats=True)  # type: ignore[call-overload]
@@ -207,10 +264,19 @@ def _by_kernel(
 
 
 def _dense(
-    q: Tensor, k: Tensor, v: Tensor, terms: Pointwise, seen: Visibility, n: Tensor, scale: float, with_sum: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    terms: Pointwise,
+    seen: Visibility,
+    n: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    with_sum: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """With the scores in memory: for an activation that needs n itself."""
     scores = torch.matmul(q * scale, k.transpose(-1, -2)).to(n.dtype)
+    scores = scores if bias is None else scores + bias
     weights = terms.weights(scores, n, seen.dense())
     return torch.matmul(weights.to(v.dtype), v), weights.sum(-1, keepdim=True) if with_sum else None
 
@@ -219,8 +285,13 @@ def _exact(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
+def _additive(rule: Rule) -> Additive | None:
+    """Taken apart, once the level of its rows is known."""
+    return taken_apart(rule.core if isinstance(rule, RowCentered) else rule)
+
+
 def _additive_names() -> list[str]:
-    return [name for name in rules.names() if taken_apart(rules.get(name)) is not None]
+    return [name for name in rules.names() if _additive(rules.get(name)) is not None]
 
 
 class _Summed(torch.autograd.Function):

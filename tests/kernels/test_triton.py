@@ -218,7 +218,7 @@ def of_rows_and_slots(read: cases.Read) -> cases.Read:
 
 @pytest.mark.parametrize(
     ("rule", "causal"),
-    [("relu", True), ("sigmoid", False), (rules.RectifiedExpNorm(delta=0.5), True)],
+    [("relu", True), ("sigmoid", False), (rules.ReluExp().core, True)],
     ids=["relu", "sigmoid", "divided"],
 )
 def test_biases_of_rows_and_slots_with_their_gradients(small_tiles: None, rule: str | rules.Rule, causal: bool) -> None:
