@@ -287,7 +287,9 @@ def _exact(x: Tensor) -> torch.dtype:
 
 def _additive(rule: Rule) -> Additive | None:
     """Taken apart, once the level of its rows is known."""
-    return taken_apart(rule.core if isinstance(rule, RowCentered) else rule)
+    if isinstance(rule, RowCentered) and type(rule).weights is RowCentered.weights:
+        return taken_apart(rule.core)
+    return taken_apart(rule)
 
 
 def _additive_names() -> list[str]:

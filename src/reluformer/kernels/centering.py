@@ -26,9 +26,12 @@ CHUNK = 64
 def centring_bias(
     q: Tensor, k: Tensor, rule: RowCentered, visibility: Visibility, bias: Bias | None, scale: float
 ) -> Bias | None:
-    """The bias with which `rule.core` reads as `rule` does; None where a dense mask or bias asks for dense scores."""
+    """The bias with which `rule.core` reads as `rule` does.
+
+    None where a dense mask or bias asks for dense scores, or the rule for weights of its own.
+    """
     split = parts(bias, visibility.slots)
-    if visibility.mask is not None or split is None:
+    if visibility.mask is not None or split is None or type(rule).weights is not RowCentered.weights:
         return None
     keys = split[1]
     rows = -rule.level(*row_moments(q, k, keys, visibility, scale, rule.spread != 0))

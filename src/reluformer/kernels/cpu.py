@@ -103,8 +103,6 @@ def refusal(q: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None) ->
     """Why this read cannot go through the kernel; None where it can."""
     if reason := unavailable():
         return reason
-    if formula(rule) is None:
-        return f"rule '{rule.name}' is not one of its formulas"
     if q.device.type != "cpu":
         return f"the tensors are on {q.device}"
     if q.dtype not in DTYPES:
@@ -113,6 +111,8 @@ def refusal(q: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None) ->
         return "it takes causal and key_mask, but no dense mask"
     if biases.parts(bias, visibility.slots) is None:
         return "it takes a key bias (..., 1, Tk), a row bias (..., Tq, 1) or a RowKeyBias, but no dense bias"
+    if formula(rule) is None:
+        return f"rule '{rule.name}' is not one of its formulas"
     return None
 
 

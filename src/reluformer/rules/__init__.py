@@ -13,7 +13,7 @@ number of visible slots); a *row-wise* rule looks at the whole row.
     rela          as relu_plain                           gated RMS norm
     sigmoid       sigmoid(s_j - log n)
     relu_norm     ReLU(s_j) / (delta + sum_l ReLU(s_l))
-    relu_exp      ReLU(e^x_j - 1) / (delta + sum_l ReLU(e^x_l - 1)), x_j = s_j - mean of the row - threshold
+    relu_exp      ReLU(e^x_j - 1) / (delta + sum_l ReLU(e^x_l - 1)), x_j = s_j - level of the row
     sparsemax     Euclidean projection of s onto the simplex
     entmax15      1.5-entmax of s
 
