@@ -18,17 +18,65 @@ from reluformer.kernels import cpu
 TOLERANCE = 5e-5  # three times what torch itself is off by in single precision, with such models
 needs_library = pytest.mark.skipif(cpu.unavailable() is not None, reason=str(cpu.unavailable()))
 MASK = torch.arange(5) < torch.tensor([[5], [3], [1]])
+STRICT = {"name": "relu_exp", "threshold": 0.2, "spread": 0.3, "delta": 0.7}
 
 
 @needs_library
 @pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize(
-    "rule", ["relu", "relu_plain", "relu_seqlen", "softmax", {"name": "relu", "learn_gamma": True}]
+    "rule",
+    ["relu", "relu_plain", "relu_seqlen", "softmax", "relu_exp", STRICT, {"name": "relu", "learn_gamma": True}],
+    ids=str,
 )
 def test_a_step_equals_the_model_on_the_whole_prefix(make_model, rule, norm, positions):
     attention = dict(decoder_attention=rule, cross_attention=rule, encoder_attention=rule)
     _assert_equals_decode(make_model(**attention, norm=norm, positions=positions), widths=(4, 4, 2, 5, 7))
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("own", "cross"),
+    [("relu_exp", STRICT), (STRICT, "relu_exp"), ("softmax", "relu_exp"), (STRICT, "relu"), ("relu", "softmax")],
+    ids=str,
+)
+def test_own_and_cross_attention_may_have_different_rules(make_model, own, cross):
+    _assert_equals_decode(make_model(decoder_attention=own, cross_attention=cross), widths=(4, 1, 3, 5))
+
+
+@needs_library
+@pytest.mark.parametrize(
+    "options",
+    [dict(spread=0.0), dict(spread=-1.5), dict(threshold=-100.0), dict(threshold=100.0), dict(delta=50.0)],
+    ids=str,
+)
+def test_relu_exp_takes_any_options(make_model, options):
+    """With a threshold of -100 all scores are above what counts, with one of 100 no slot weighs anything."""
+    rule = {"name": "relu_exp", **options}
+    _assert_equals_decode(make_model(decoder_attention=rule, cross_attention=rule), widths=(4, 5), prefix_length=21)
+
+
+@needs_library
+def test_relu_exp_takes_the_floor_of_its_class(make_model):
+    class Smooth(rules.ReluExp):
+        FLOOR = 0.7
+
+    _assert_equals_decode(make_model(decoder_attention=Smooth(), cross_attention=Smooth()), widths=(4, 5))
+
+
+@needs_library
+def test_values_without_weight_are_not_loaded(make_model):
+    nothing_weighs = {"name": "relu_exp", "threshold": 100.0}
+    model = make_model(decoder_attention=nothing_weighs, cross_attention=nothing_weighs).float()
+    with torch.inference_mode():
+        compiled = NativeStepper(model)
+        encoded = model.encode(torch.full((3, 5), 4), MASK)
+        _, beams = compiled.start(encoded, torch.ones(3, 11, dtype=torch.long))
+        for layer in beams.slots:
+            layer.own_values.fill_(torch.nan)
+            layer.source_values.fill_(torch.nan)
+        found = compiled.step(torch.full((6,), 5), torch.arange(3).repeat_interleave(2), beams)
+    assert found.isfinite().all()
 
 
 @needs_library
@@ -78,9 +126,13 @@ def test_one_thread_and_two_give_the_same_bits(make_model):
 
 
 @needs_library
-@pytest.mark.parametrize("rule", ["relu", "softmax"])
-def test_a_search_finds_the_same_as_with_torch(make_model, rule):
-    model = make_model(vocab_size=60, decoder_attention=rule, cross_attention=rule).float()
+@pytest.mark.parametrize(
+    ("own", "cross"),
+    [("relu", "relu"), ("softmax", "softmax"), ("relu_exp", "relu_exp"), (STRICT, "softmax")],
+    ids=str,
+)
+def test_a_search_finds_the_same_as_with_torch(make_model, own, cross):
+    model = make_model(vocab_size=60, decoder_attention=own, cross_attention=cross).float()
     source = torch.randint(5, 60, (3, 5), generator=torch.Generator().manual_seed(2))
     config = DecodingConfig(n_best=3, beam=5)
     native, torchs = (beam_search(kind(model), source, MASK, config=config) for kind in (NativeStepper, TorchStepper))
@@ -107,12 +159,24 @@ def test_stepper_of_takes_the_library_where_it_serves(make_model):
         def activate(self, scores, n):
             return torch.where(scores > 0, scores, 0.1 * scores)
 
-    assert isinstance(stepper.stepper_of(make_model().float()), NativeStepper)
+    class Level(rules.ReluExp):
+        def level(self, mean, variance):
+            return mean
+
+    class Core(rules.ReluExp):
+        @property
+        def core(self):
+            return rules.ReluNorm(self.delta)
+
+    for rule in ("relu", "softmax", "relu_exp", STRICT):
+        assert isinstance(stepper.stepper_of(make_model(decoder_attention=rule).float()), NativeStepper)
     for model, reason in (
         (make_model(), "float32 on the CPU, the model is torch.float64"),
         (make_model(cross_attention="sparsemax").float(), "not with sparsemax"),
         (make_model(decoder_attention="rela").float(), "not with rela"),
         (make_model(decoder_attention=Leaky()).float(), "not with"),
+        (make_model(decoder_attention=Level()).float(), "not with relu_exp"),
+        (make_model(cross_attention=Core()).float(), "not with relu_exp"),
         (make_model(ffn="softmax").float(), "feed-forward layers, not with softmax"),
     ):
         assert reason in str(NativeStepper.refusal(model))

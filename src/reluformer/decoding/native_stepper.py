@@ -2,7 +2,7 @@
 
 No operation of torch is left in a step, threads divide the sources among themselves and
 never wait for each other within a position, and of the slots that a read gives no weight
-the values are not even loaded. The rules are ReLU with any row scale, and softmax.
+the values are not even loaded. The rules are ReLU with any row scale, `relu_exp` and softmax.
 
 Each beam knows the slot of every position before: its ancestors. Slots never move, and
 those that the beams of a source have in common are read once for all of them.
@@ -27,7 +27,7 @@ from reluformer.kernels.native import decoder as native
 from reluformer.layers import Attention, Block, FeedForward, Sublayer, TokenSlots
 from reluformer.model import Encoded, ReLUFormer
 from reluformer.positions import rotation, sinusoids
-from reluformer.rules import Pointwise, ReluPlain, Rule
+from reluformer.rules import Pointwise, RectifiedExp, ReluPlain, RowCentered, RowNormalized, Rule
 
 
 class _LayerSlots(NamedTuple):
@@ -137,9 +137,9 @@ class NativeStepper(ModelStepper[NativeBeams]):
             slots=config.slots,
             vocabulary=config.vocab_size,
             pre_norm=config.norm == "pre",
-            own_rule=_code(self._own),
-            cross_rule=_code(self._cross),
             path=self._weights.path,
+            own_rule=_read_rule(self._own),
+            cross_rule=_read_rule(self._cross),
             embedding_scale=math.sqrt(config.width),
             embedding=self._weights.pointer(model.target_embedding.weight),
             layer=self._weights.layers(layers),
@@ -156,8 +156,8 @@ class NativeStepper(ModelStepper[NativeBeams]):
         if weight.device.type != "cpu" or weight.dtype != torch.float32:
             return f"the library decodes float32 on the CPU, the model is {weight.dtype} on {weight.device}"
         for rule in (config.decoder_attention, config.cross_attention):
-            if type(reader_of(rule)) not in (ReluReader, SoftmaxReader) or rule.output_norm is not None:
-                return f"the library decodes with ReLU and softmax, not with {rule.name}"
+            if _read_rule(rule) is None:
+                return f"the library decodes with ReLU, relu_exp and softmax, not with {rule.name}"
         if type(config.ffn) is not ReluPlain:
             return f"the library decodes with relu_plain in the feed-forward layers, not with {config.ffn.name}"
         return None
@@ -227,8 +227,27 @@ class NativeStepper(ModelStepper[NativeBeams]):
         position.sinusoid = self._sinusoids[number].data_ptr()
 
 
-def _code(rule: Rule) -> int:
-    return native.READ_RELU if isinstance(rule, ReluPlain) else native.READ_SOFTMAX
+def _read_rule(rule: Rule) -> native.ReadRule | None:
+    """`rule` as the library knows it; None where it does not, as for a subclass that changes the mathematics."""
+    if rule.output_norm is not None:
+        return None
+    if isinstance(rule, RowCentered):
+        return _relu_exp(rule)
+    kinds = {ReluReader: native.READ_RELU, SoftmaxReader: native.READ_SOFTMAX}
+    kind = kinds.get(type(reader_of(rule)))
+    return None if kind is None else native.ReadRule(kind)
+
+
+def _relu_exp(rule: RowCentered) -> native.ReadRule | None:
+    """The numbers of `relu_exp`; None for other rules of centred scores."""
+    core = rule.core
+    inherited = (type(rule).weights, type(rule).level, type(core).weights)
+    if inherited != (RowCentered.weights, RowCentered.level, RowNormalized.weights):
+        return None
+    if type(core.inner) is not RectifiedExp:
+        return None
+    numbers = dict(threshold=rule.threshold, spread=rule.spread, floor=rule.FLOOR, delta=core.delta)
+    return native.ReadRule(native.READ_RELU_EXP, highest=core.inner.highest, **numbers)
 
 
 @lru_cache(maxsize=4096)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 from pathlib import Path
 
 import pytest
 
-from reluformer.kernels.native import library, sources
+from reluformer.kernels.native import decoder, library, sources
 from reluformer.kernels.native.library import Library, LibraryError
 
 
@@ -46,7 +47,12 @@ def test_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_structs_have_the_size_that_c_gives_them(built: Path) -> None:
-    assert Library(built).struct_sizes() == (library.READ.size, library.GRADIENT.size)
+    assert Library(built).struct_sizes() == {
+        "problem": library.READ.size,
+        "gradient": library.GRADIENT.size,
+        "decoder": ctypes.sizeof(decoder.Decoder),
+        "position": ctypes.sizeof(decoder.Position),
+    }
 
 
 def test_any_change_of_the_sources_changes_their_hash(tmp_path: Path) -> None:

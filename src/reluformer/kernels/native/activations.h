@@ -9,16 +9,17 @@ struct Relu {
     static INLINE Vector times_slope(Vector d, Vector a) { return (a == 0.0f) ? Vector{} : d; }
 };
 
-// (e^s - 1)+, with scores above HIGHEST counted as HIGHEST.
+// (e^s - 1)+, with scores above `highest` counted as `highest`. Of a small e^s - 1 few digits are right, but it is as
+// exact as the others in absolute terms, which is what sums notice; it is exactly 0 where s <= 0.
 struct ReluExp {
     static constexpr bool slope_kept = false;
     static constexpr float HIGHEST = 60.0f;
-    static INLINE Vector power(Vector s) { return exponential((s > HIGHEST) ? filled(HIGHEST) : s); }
-    static INLINE Vector activate(Vector s) { return positive_part(power(s) - 1.0f); }
+    static INLINE Vector power(Vector s, float highest) { return exponential((s > highest) ? filled(highest) : s); }
+    static INLINE Vector activate(Vector s, float highest = HIGHEST) { return positive_part(power(s, highest) - 1.0f); }
     static INLINE Vector slope(Vector, Vector) { return Vector{}; }
     static INLINE Vector times_slope(Vector d, Vector a) {
-        const Vector highest = power(filled(HIGHEST)) - 1.0f;
-        return ((a == 0.0f) | (a >= highest)) ? Vector{} : d * (a + 1.0f);
+        const Vector most = activate(filled(HIGHEST));
+        return ((a == 0.0f) | (a >= most)) ? Vector{} : d * (a + 1.0f);
     }
 };
 

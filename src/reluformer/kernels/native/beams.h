@@ -97,6 +97,54 @@ INLINE void weigh_relu(float* scores, int64_t count, float offset, float scale) 
     for (; t < count; ++t) scores[t] = scores[t] + offset < 0.0f ? 0.0f : (scores[t] + offset) * scale;
 }
 
+INLINE float mean_of(const float* x, int64_t count) {
+    Vector sums{};
+    int64_t t = 0;
+    for (; t + LANES <= count; t += LANES) sums += load(x + t);
+    float sum = total(sums);
+    for (; t < count; ++t) sum += x[t];
+    return sum / count;
+}
+
+INLINE float variance_of(const float* x, int64_t count, float mean) {
+    Vector squares{};
+    int64_t t = 0;
+    for (; t + LANES <= count; t += LANES) {
+        const Vector away = load(x + t) - mean;
+        squares += away * away;
+    }
+    float square = total(squares);
+    for (; t < count; ++t) square += (x[t] - mean) * (x[t] - mean);
+    return square / count;
+}
+
+INLINE void multiply(float* x, int64_t count, float factor) {
+    int64_t t = 0;
+    for (; t + LANES <= count; t += LANES) store(x + t, load(x + t) * factor);
+    for (; t < count; ++t) x[t] *= factor;
+}
+
+// From scores to the weights of READ_RELU_EXP, those of slots below the level of the row exactly 0.
+INLINE void weigh_relu_exp(float* scores, int64_t count, const ReadRule& rule) {
+    const float mean = mean_of(scores, count), variance = rule.spread == 0 ? 0 : variance_of(scores, count, mean);
+    const float deviation = std::sqrt(variance + static_cast<float>(rule.floor));
+    const float level = mean + static_cast<float>(rule.threshold) + static_cast<float>(rule.spread) * deviation;
+    const float highest = static_cast<float>(rule.highest);
+    Vector sums{};
+    int64_t t = 0;
+    for (; t + LANES <= count; t += LANES) {
+        const Vector fired = ReluExp::activate(load(scores + t) - level, highest);
+        store(scores + t, fired);
+        sums += fired;
+    }
+    float sum = total(sums);
+    for (; t < count; ++t) {
+        scores[t] = ReluExp::activate(filled(scores[t] - level), highest)[0];
+        sum += scores[t];
+    }
+    multiply(scores, count, 1.0f / (static_cast<float>(rule.delta) + sum));
+}
+
 INLINE Vector larger(Vector a, Vector b) { return (a > b) ? a : b; }
 
 INLINE float greatest(const float* x, int64_t count) {
@@ -129,10 +177,16 @@ INLINE float exponentials(float* x, int64_t count, float shift, bool keep) {
 
 INLINE void weigh_softmax(float* scores, int64_t count) {
     const float sum = exponentials(scores, count, greatest(scores, count), true);
-    const float factor = 1.0f / sum;
-    int64_t t = 0;
-    for (; t + LANES <= count; t += LANES) store(scores + t, load(scores + t) * factor);
-    for (; t < count; ++t) scores[t] *= factor;
+    multiply(scores, count, 1.0f / sum);
+}
+
+// offset and scale are those of READ_RELU: the others ignore what a row has in common, and have a sum of their own.
+INLINE void weigh(float* scores, int64_t count, const ReadRule& rule, float offset, float scale) {
+    switch (rule.kind) {
+        case READ_RELU: return weigh_relu(scores, count, offset, scale);
+        case READ_SOFTMAX: return weigh_softmax(scores, count);
+        case READ_RELU_EXP: return weigh_relu_exp(scores, count, rule);
+    }
 }
 
 // The slots that the beams of a source read: the first `shared` ones are the same for all of them.
@@ -145,15 +199,14 @@ struct BeamSlots {
 
 template <int B>
 INLINE void read_together(float* out, const float* q, int64_t q_stride, int64_t width, int64_t out_stride,
-                          const BeamSlots& from, ReadRule rule, float offset, float scale, float* scores) {
+                          const BeamSlots& from, const ReadRule& rule, float offset, float scale, float* scores) {
     const int64_t count = from.count;
     scores_of<B>(scores, count, q, q_stride, from.keys, width, from.slots, 0, from.shared, width);
     for (int b = 0; b < B; ++b)
         scores_of<1>(scores + b * count, count, q + b * q_stride, q_stride, from.keys, width,
                      from.slots + b * from.slots_stride, from.shared, count, width);
     for (int b = 0; b < B; ++b) {
-        if (rule == READ_RELU) weigh_relu(scores + b * count, count, offset, scale);
-        else weigh_softmax(scores + b * count, count);
+        weigh(scores + b * count, count, rule, offset, scale);
         std::memset(out + b * out_stride, 0, sizeof(float) * width);
     }
     add_values<B>(out, out_stride, scores, count, from.values, width, from.slots, 0, from.shared, width);
@@ -164,7 +217,7 @@ INLINE void read_together(float* out, const float* q, int64_t q_stride, int64_t 
 
 // All heads of `beams` beams. q: rows q_stride apart; out: rows of heads * width; offsets: one a head, or null.
 inline void beam_read(float* out, const float* q, int64_t q_stride, int64_t heads, int64_t width, int64_t beams,
-                      const BeamSlots& from, ReadRule rule, const float* offsets, float scale, float* scores) {
+                      const BeamSlots& from, const ReadRule& rule, const float* offsets, float scale, float* scores) {
     const int64_t out_stride = heads * width;
     if (from.count == 0) {
         std::memset(out, 0, sizeof(float) * beams * out_stride);

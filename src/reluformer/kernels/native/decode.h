@@ -9,21 +9,10 @@ inline int64_t decode_floats(const Decoder& decoder, const Position& position, i
 
 INLINE void normalise(float* to, const float* x, const Norm& norm, int64_t rows, int64_t width) {
     for (int64_t r = 0; r < rows; ++r, x += width, to += width) {
-        Vector sums{};
+        const float mean = mean_of(x, width);
+        const float factor = 1.0f / std::sqrt(variance_of(x, width, mean) + static_cast<float>(norm.epsilon));
         int64_t c = 0;
-        for (; c + LANES <= width; c += LANES) sums += load(x + c);
-        float sum = total(sums);
-        for (; c < width; ++c) sum += x[c];
-        const float mean = sum / width;
-        Vector squares{};
-        for (c = 0; c + LANES <= width; c += LANES) {
-            const Vector away = load(x + c) - mean;
-            squares += away * away;
-        }
-        float square = total(squares);
-        for (; c < width; ++c) square += (x[c] - mean) * (x[c] - mean);
-        const float factor = 1.0f / std::sqrt(square / width + static_cast<float>(norm.epsilon));
-        for (c = 0; c + LANES <= width; c += LANES)
+        for (; c + LANES <= width; c += LANES)
             store(to + c, (load(x + c) - mean) * factor * load(norm.weight + c) + load(norm.bias + c));
         for (; c < width; ++c) to[c] = (x[c] - mean) * factor * norm.weight[c] + norm.bias[c];
     }
@@ -149,8 +138,7 @@ class Decoding {
             const BeamSlots from = {keys, values, position_.capacity, position_.length + 1, shared_[source - begin_],
                                     ancestors, position_.ancestor_stride};
             beam_read(read_ + (source - begin_) * beams * width, queries, 3 * width, heads, head_width(), beams, from,
-                      static_cast<ReadRule>(decoder_.own_rule), maps.own_offset, static_cast<float>(position_.own_scale),
-                      scores_);
+                      decoder_.own_rule, maps.own_offset, static_cast<float>(position_.own_scale), scores_);
         }
         linear(x_, width, read_, maps.own_output, rows(), ADD);
     }
@@ -164,7 +152,7 @@ class Decoding {
             const BeamSlots from = {slots.source_keys + first, slots.source_values + first, position_.source_capacity,
                                     count, count, nullptr, 0};
             beam_read(read_ + row, wide_ + row, width, decoder_.heads, head_width(), beams, from,
-                      static_cast<ReadRule>(decoder_.cross_rule), maps.cross_offset, position_.source_scales[source], scores_);
+                      decoder_.cross_rule, maps.cross_offset, position_.source_scales[source], scores_);
         }
         linear(x_, width, read_, maps.cross_output, rows(), ADD);
     }

@@ -33,6 +33,10 @@ EXPORT int64_t reluformer_decode(const Decoder* decoder, const Position* positio
     }
 }
 
+EXPORT int64_t reluformer_decoder_size() { return sizeof(Decoder); }
+
+EXPORT int64_t reluformer_position_size() { return sizeof(Position); }
+
 // values, places: (count, k), of each of the `count` rows of `size` numbers.
 EXPORT void reluformer_best(int64_t path, const float* rows, int64_t count, int64_t size, int64_t k, float* values,
                             int64_t* places, int64_t threads) {

@@ -25,11 +25,19 @@ struct DecoderLayer {
     const float *own_offset, *cross_offset;  // (heads), added to the scores; null where there is none
 };
 
-enum ReadRule : int64_t { READ_RELU = 0, READ_SOFTMAX = 1 };
+enum ReadKind : int64_t { READ_RELU = 0, READ_SOFTMAX = 1, READ_RELU_EXP = 2 };
+
+// How the scores of a row become weights. The numbers are those of READ_RELU_EXP, (e^x - 1)+ / (delta + sum (e^x - 1)+)
+// with x = score - mean - threshold - spread sqrt(variance + floor), cut at `highest`; others leave them 0.
+struct ReadRule {
+    int64_t kind;
+    double threshold, spread, floor, delta, highest;
+};
 
 struct Decoder {
     int64_t width, heads, layers, slots, vocabulary;
-    int64_t pre_norm, own_rule, cross_rule, path;
+    int64_t pre_norm, path;
+    ReadRule own_rule, cross_rule;
     double embedding_scale;
     const float* embedding;  // (vocabulary, width)
     const DecoderLayer* layer;

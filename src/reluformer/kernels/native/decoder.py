@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from reluformer.kernels.cpu import loaded
 
-READ_RELU, READ_SOFTMAX = 0, 1
+READ_RELU, READ_SOFTMAX, READ_RELU_EXP = range(3)
 
 
 class Linear(Structure):
@@ -45,6 +45,19 @@ class DecoderLayer(Structure):
     )
 
 
+class ReadRule(Structure):
+    """How scores become weights; the numbers are those of READ_RELU_EXP."""
+
+    _fields_ = (
+        ("kind", c_int64),
+        ("threshold", c_double),
+        ("spread", c_double),
+        ("floor", c_double),
+        ("delta", c_double),
+        ("highest", c_double),
+    )
+
+
 class Decoder(Structure):
     """All weights of a decoder, and its sizes."""
 
@@ -55,9 +68,9 @@ class Decoder(Structure):
         ("slots", c_int64),
         ("vocabulary", c_int64),
         ("pre_norm", c_int64),
-        ("own_rule", c_int64),
-        ("cross_rule", c_int64),
         ("path", c_int64),
+        ("own_rule", ReadRule),
+        ("cross_rule", ReadRule),
         ("embedding_scale", c_double),
         ("embedding", c_void_p),
         ("layer", POINTER(DecoderLayer)),

@@ -20,7 +20,7 @@ from torch import Tensor
 from reluformer.errors import ReluformerError
 from reluformer.kernels.native.sources import source_hash
 
-ABI = 2
+ABI = 3
 PATHS = ("portable", "avx2", "avx512")
 
 
@@ -101,9 +101,9 @@ class Library:
         function.argtypes, function.restype = arguments, result
         return function
 
-    def struct_sizes(self) -> tuple[int, int]:
-        """Bytes of `Problem` and `Gradient` as the compiler laid them out."""
-        return self._c.reluformer_problem_size(), self._c.reluformer_gradient_size()
+    def struct_sizes(self) -> dict[str, int]:
+        """Bytes of the structs as the compiler laid them out."""
+        return {name: self._c[f"reluformer_{name}_size"]() for name in ("problem", "gradient", "decoder", "position")}
 
     def _check(self, status: int) -> None:
         if status:

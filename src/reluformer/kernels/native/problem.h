@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#define RELUFORMER_ABI 2
+#define RELUFORMER_ABI 3
 
 // A float32 tensor (B, H, T, width): element strides of the first three, the last is contiguous.
 struct Tensor4 {
