@@ -174,9 +174,9 @@ def test_stepper_of_takes_the_library_where_it_serves(make_model):
         (make_model(), "float32 on the CPU, the model is torch.float64"),
         (make_model(cross_attention="sparsemax").float(), "not with sparsemax"),
         (make_model(decoder_attention="rela").float(), "not with rela"),
-        (make_model(decoder_attention=Leaky()).float(), "not with"),
-        (make_model(decoder_attention=Level()).float(), "not with relu_exp"),
-        (make_model(cross_attention=Core()).float(), "not with relu_exp"),
+        (make_model(decoder_attention=Leaky()).float(), "not with relu_plain as Leaky defines it"),
+        (make_model(decoder_attention=Level()).float(), "not with relu_exp as Level defines it"),
+        (make_model(cross_attention=Core()).float(), "not with relu_exp as Core defines it"),
         (make_model(ffn="softmax").float(), "feed-forward layers, not with softmax"),
     ):
         assert reason in str(NativeStepper.refusal(model))

@@ -157,7 +157,8 @@ class NativeStepper(ModelStepper[NativeBeams]):
             return f"the library decodes float32 on the CPU, the model is {weight.dtype} on {weight.device}"
         for rule in (config.decoder_attention, config.cross_attention):
             if _read_rule(rule) is None:
-                return f"the library decodes with ReLU, relu_exp and softmax, not with {rule.name}"
+                which = f"{rule.name} as {type(rule).__name__} defines it"
+                return f"the library decodes with ReLU, relu_exp and softmax, not with {which}"
         if type(config.ffn) is not ReluPlain:
             return f"the library decodes with relu_plain in the feed-forward layers, not with {config.ffn.name}"
         return None
