@@ -29,7 +29,7 @@ from reluformer import memory, rules
 from reluformer.errors import ArgumentError
 from reluformer.kernels import Visibility
 from reluformer.kernels.additive import Additive, divisor, taken_apart
-from reluformer.kernels.centering import row_moments
+from reluformer.kernels.moments import row_moments
 from reluformer.rules import Pointwise, RectifiedExp, Relu2, ReluPlain, RowCentered, Rule
 
 __all__ = ["Shards", "gather_rows", "own_rows", "sharded_read"]

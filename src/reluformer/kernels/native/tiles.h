@@ -116,6 +116,26 @@ INLINE bool any_nonzero(const Block& block) {
     return any(bits);
 }
 
+// Activations of a block of scores, and their slopes where they are kept.
+template <class Act, bool Backward>
+INLINE void activate(Block& block, Block& slope) {
+    const auto row = [&](int r) {
+#pragma GCC unroll 2
+        for (int side = 0; side < 2; ++side) {
+            const Vector score = block.at[r][side];
+            block.at[r][side] = Act::activate(score);
+            if (Backward && Act::slope_kept) slope.at[r][side] = Act::slope(score, block.at[r][side]);
+        }
+    };
+    if (Act::template by_row<Backward>) {
+#pragma GCC unroll 1
+        for (int r = 0; r < ROWS; ++r) row(r);
+    } else {
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; ++r) row(r);
+    }
+}
+
 // Activations of a tile, and for the backward pass their slopes. True where any is not zero.
 // q: rows of `q_stride`; keys: transposed panels of `width`; key_bias: one a slot or null.
 template <class Act, bool Backward>
@@ -144,14 +164,7 @@ inline bool activations(const float* q, int64_t q_stride, const float* keys, int
                 }
             }
             Block slope;
-#pragma GCC unroll 8
-            for (int r = 0; r < ROWS; ++r)
-#pragma GCC unroll 2
-                for (int side = 0; side < 2; ++side) {
-                    const Vector score = block.at[r][side];
-                    block.at[r][side] = Act::activate(score);
-                    if (Backward && Act::slope_kept) slope.at[r][side] = Act::slope(score, block.at[r][side]);
-                }
+            activate<Act, Backward>(block, slope);
             if (rows.least[group] < (panel + 1) * WIDTH) {
                 const int32_t* seen = rows.seen + group * ROWS;
                 hide(block, seen, panel * WIDTH);

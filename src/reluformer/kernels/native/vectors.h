@@ -77,11 +77,10 @@ INLINE Vector logarithm(Vector x) {
     return e * 0.69314718f + t * p;
 }
 
-// e^x, relative error below 1e-6 where the result is a normal number; x is cut to [-87, 88].
-INLINE Vector exponential(Vector x) {
-    x = (x < -87.0f) ? filled(-87.0f) : x;
-    x = (x > 88.0f) ? filled(88.0f) : x;
-    Vector n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;  // rounds to the nearest integer
+// e^x for x in [-87, 88], relative error below 1e-6; e^0 is exactly 1.
+INLINE Vector exponential_within(Vector x) {
+    const Vector shifted = x * 1.44269504f + 12582912.0f;  // rounds to an integer, which then lies in the lowest bits
+    const Vector n = shifted - 12582912.0f;
     Vector r = x - n * 0.693145752f - n * 1.42860677e-6f;      // log 2 in two parts
     Vector p = filled(0.00138368458f);
     p = p * r + 0.00837481581f;
@@ -90,6 +89,11 @@ INLINE Vector exponential(Vector x) {
     p = p * r + 0.499999911f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    Integers power = (__builtin_convertvector(n, Integers) + 127) << 23;
-    return p * reinterpret_cast<Vector>(power);
+    return reinterpret_cast<Vector>(reinterpret_cast<Integers>(p) + (reinterpret_cast<Integers>(shifted) << 23));  // 2^n p
+}
+
+// The same for any x, which is cut to that range.
+INLINE Vector exponential(Vector x) {
+    x = (x < -87.0f) ? filled(-87.0f) : x;
+    return exponential_within((x > 88.0f) ? filled(88.0f) : x);
 }

@@ -1,0 +1,144 @@
+"""Mean and variance of every row of scores, without the scores.
+
+For scores y_i . x_j the mean is y_i . mean(x) and the variance y_i^T cov(x) y_i: sums over slots of d and of d x d
+numbers, in a causal read up to each position. Of many slots that is far less work than the scores themselves. The
+gradients are written out: they are sums of the same kind, and automatic ones would revisit every intermediate.
+
+Shapes: B batch, H heads, Tq queries, Tk slots, d width of x and y; C slots of a chunk, N chunks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from reluformer.kernels.visibility import Visibility
+
+CHUNK = 64
+"""Positions of a causal read whose products with each other are taken one by one."""
+
+
+def row_moments(
+    q: Tensor, k: Tensor, keys: Tensor | None, visibility: Visibility, scale: float, with_variance: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Mean and variance of scale q_i . k_j + keys_j over the visible slots, (B, H, Tq), at least in float32.
+
+    Of a row that sees nothing they mean nothing.
+    """
+    exact = torch.float64 if q.dtype == torch.float64 else torch.float32
+    x, y = k.to(exact), q.to(exact)
+    if keys is not None:  # as one more column, times 1
+        column = keys.to(exact).expand(k.shape[:3]).unsqueeze(-1)
+        x, y = torch.cat([x * scale, column], dim=-1), F.pad(y, (0, 1), value=1.0)
+        scale = 1.0
+    n = visibility.counts().clamp_min(1).to(exact)  # broadcasts to (B, H, Tq)
+    if visibility.hides_future:
+        origin = _first(x, visibility)  # what slots have in common with one that all queries see costs no digits
+        sums, squares = _causal_sums(y, _masked(x - origin, visibility), visibility)
+        away = sums / n
+        mean, variance = away + (y * origin).sum(-1), (squares / n - away.square()).clamp_min(0)
+    else:
+        mean, variance = _moments(y, x, visibility, n, with_variance)
+    return mean * scale, variance * scale**2 if with_variance else None
+
+
+def _moments(y: Tensor, x: Tensor, visibility: Visibility, n: Tensor, with_variance: bool) -> tuple[Tensor, Tensor]:
+    """Of y_i . x_j over the slots that are visible to all queries, (B, H, Tq)."""
+    slots = n.unsqueeze(-1)
+    centre = _masked(x, visibility).sum(2, keepdim=True) / slots
+    mean = torch.matmul(y, centre.transpose(-1, -2)).squeeze(-1)
+    if not with_variance:
+        return mean, mean
+    away = _masked(x - centre, visibility)
+    if y.size(2) < x.size(-1):  # fewer products with the slots themselves than with their covariance
+        return mean, torch.matmul(y, away.transpose(-1, -2)).square().sum(-1) / n
+    squares: Tensor = _Squares.apply(y, away)  # type: ignore[no-untyped-call]
+    return mean, squares / n
+
+
+def _causal_sums(y: Tensor, x: Tensor, visibility: Visibility) -> tuple[Tensor, Tensor]:
+    """Sum of y_i . x_j and of its square over the slots up to each query's own position, (B, H, Tq)."""
+    first, rest = visibility.first_position, -visibility.slots % CHUNK
+    chunks = [
+        (F.pad(part, (0, 0, before, rest)) if before or rest else part).reshape(*x.shape[:2], -1, CHUNK, x.size(-1))
+        for part, before in ((y, first), (x, 0))
+    ]
+    sums, squares = _CausalSums.apply(*chunks)  # type: ignore[no-untyped-call]
+    asked = slice(first, visibility.slots)
+    return sums.flatten(2)[:, :, asked], squares.flatten(2)[:, :, asked]
+
+
+class _Squares(torch.autograd.Function):
+    """sum_j (y_i . x_j)^2, (B, H, Tq), by way of sum_j x_j x_j^T."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, x: Tensor) -> Tensor:
+        products = torch.matmul(y, torch.matmul(x.transpose(-1, -2), x))
+        ctx.save_for_backward(y, x, products)
+        return (products * y).sum(-1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        y, x, products = ctx.saved_tensors
+        twice = 2 * gradient.unsqueeze(-1)
+        return products * twice, torch.matmul(x, torch.matmul(y.transpose(-1, -2), y * twice))
+
+
+class _CausalSums(torch.autograd.Function):
+    """sum_j y_i . x_j and sum_j (y_i . x_j)^2 over j <= i, from chunks (B, H, N, C, d) to (B, H, N, C).
+
+    Slots of earlier chunks come in as their sum and the sum of their x_j x_j^T, those of the own chunk one by one.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        before = _earlier(x.sum(-2, keepdim=True))
+        products = torch.matmul(y, _earlier(torch.matmul(x.transpose(-1, -2), x)))
+        own = torch.matmul(y, x.transpose(-1, -2)).tril_()
+        ctx.save_for_backward(y, x, before, products, own)
+        sums = torch.matmul(y, before.transpose(-1, -2)).squeeze(-1) + own.sum(-1)
+        return sums, (products * y).sum(-1) + own.square().sum(-1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_sums: Tensor, d_squares: Tensor) -> tuple[Tensor, Tensor]:
+        y, x, before, products, own = ctx.saved_tensors
+        once, twice = d_sums.unsqueeze(-1), 2 * d_squares.unsqueeze(-1)
+        d_own = (own * twice).add_(once).tril_()
+        d_y = torch.matmul(d_own, x).add_(products * twice).add_(once * before)
+        d_x = torch.matmul(d_own.transpose(-1, -2), y)
+        d_x += torch.matmul(x, _later(torch.matmul(y.transpose(-1, -2), y * twice)))
+        d_x += _later(torch.matmul(once.transpose(-1, -2), y))
+        return d_y, d_x
+
+
+def _earlier(x: Tensor) -> Tensor:
+    """The sum over all chunks before each, (B, H, N, ...)."""
+    return torch.matmul(_triangle(x), x.flatten(3)).view(x.shape)
+
+
+def _later(x: Tensor) -> Tensor:
+    """The sum over all chunks after each."""
+    return torch.matmul(_triangle(x).t(), x.flatten(3)).view(x.shape)
+
+
+def _triangle(x: Tensor) -> Tensor:
+    """Ones below the diagonal: a product with them is quicker than `cumsum`."""
+    return torch.ones(x.size(2), x.size(2), dtype=x.dtype, device=x.device).tril_(-1)
+
+
+def _first(x: Tensor, visibility: Visibility) -> Tensor:
+    """The first visible slot, (B, H, 1, d)."""
+    if visibility.key_mask is None:
+        return x[:, :, :1]
+    place = visibility.key_mask.int().argmax(-1)[:, None, None, None]
+    return x.gather(2, place.expand(*x.shape[:2], 1, x.size(-1)))
+
+
+def _masked(x: Tensor, visibility: Visibility) -> Tensor:
+    return x if visibility.key_mask is None else x.masked_fill(~visibility.key_mask[:, None, :, None], 0)
