@@ -3,6 +3,7 @@
 For scores y_i . x_j the mean is y_i . mean(x) and the variance y_i^T cov(x) y_i: sums over slots of d and of d x d
 numbers, in a causal read up to each position. Of many slots that is far less work than the scores themselves. The
 gradients are written out: they are sums of the same kind, and automatic ones would revisit every intermediate.
+In float32 on a CPU the compiled library does it (native/moments.h), elsewhere a few products of torch.
 
 Shapes: B batch, H heads, Tq queries, Tk slots, d width of x and y; C slots of a chunk, N chunks.
 """
@@ -16,6 +17,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from reluformer.kernels import cpu
+from reluformer.kernels.native.library import NOTHING, tensor4
 from reluformer.kernels.visibility import Visibility
 
 CHUNK = 64
@@ -36,14 +39,26 @@ def row_moments(
         x, y = torch.cat([x * scale, column], dim=-1), F.pad(y, (0, 1), value=1.0)
         scale = 1.0
     n = visibility.counts().clamp_min(1).to(exact)  # broadcasts to (B, H, Tq)
-    if visibility.hides_future:
-        origin = _first(x, visibility)  # what slots have in common with one that all queries see costs no digits
-        sums, squares = _causal_sums(y, _masked(x - origin, visibility), visibility)
+    compiled = _compiled(y, x)
+    if visibility.hides_future or compiled:
+        # What slots have in common with one that all queries see costs no digits; which one changes nothing.
+        origin = _first(x, visibility).detach()
+        others = _masked(x - origin, visibility)
+        if compiled:
+            sums, squares = torch.ops.reluformer.cpu_moments(_rows(y), _rows(others), visibility.hides_future)
+        else:
+            sums, squares = _causal_sums(y, others, visibility)
         away = sums / n
         mean, variance = away + (y * origin).sum(-1), (squares / n - away.square()).clamp_min(0)
     else:
         mean, variance = _moments(y, x, visibility, n, with_variance)
     return mean * scale, variance * scale**2 if with_variance else None
+
+
+def _compiled(y: Tensor, x: Tensor) -> bool:
+    """Whether the library can and should do it; few queries are better multiplied with all slots."""
+    plain = y.device.type == "cpu" and y.dtype == torch.float32 and cpu.unavailable() is None
+    return plain and y.size(2) >= x.size(-1)
 
 
 def _moments(y: Tensor, x: Tensor, visibility: Visibility, n: Tensor, with_variance: bool) -> tuple[Tensor, Tensor]:
@@ -142,3 +157,59 @@ def _first(x: Tensor, visibility: Visibility) -> Tensor:
 
 def _masked(x: Tensor, visibility: Visibility) -> Tensor:
     return x if visibility.key_mask is None else x.masked_fill(~visibility.key_mask[:, None, :, None], 0)
+
+
+# ------------------------------------------------------------------ the same in the library
+
+torch.library.define("reluformer::cpu_moments", "(Tensor y, Tensor x, bool causal) -> (Tensor, Tensor)")
+torch.library.define(
+    "reluformer::cpu_moments_backward",
+    "(Tensor d_sums, Tensor d_squares, Tensor y, Tensor x, bool causal) -> (Tensor, Tensor)",
+)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """With a contiguous last dimension, as the library wants it."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _fields(y: Tensor, x: Tensor, causal: bool) -> tuple[int, ...]:
+    batch, heads, queries, width = y.shape
+    threads, path = torch.get_num_threads(), cpu.loaded().path
+    return (batch, heads, queries, x.size(2), width, causal, threads, path, *tensor4(y), *tensor4(x))
+
+
+def _sums(y: Tensor, x: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    sums, squares = torch.zeros(y.shape[:3]), torch.zeros(y.shape[:3])
+    nowhere = (0, *NOTHING)
+    cpu.loaded().moments(*_fields(y, x, causal), sums.data_ptr(), squares.data_ptr(), 0, 0, *nowhere, *nowhere)
+    return sums, squares
+
+
+def _sums_backward(d_sums: Tensor, d_squares: Tensor, y: Tensor, x: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    d_y, d_x = torch.zeros_like(y), torch.zeros_like(x)
+    d_sums, d_squares = d_sums.contiguous(), d_squares.contiguous()
+    given = (0, 0, d_sums.data_ptr(), d_squares.data_ptr())
+    cpu.loaded().moments(*_fields(y, x, causal), *given, *tensor4(d_y), *tensor4(d_x))
+    return d_y, d_x
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs[:2])
+    ctx.causal = inputs[2]
+
+
+def _differentiate(ctx: Any, d_sums: Tensor, d_squares: Tensor) -> tuple[Tensor, Tensor, None]:
+    d_y, d_x = torch.ops.reluformer.cpu_moments_backward(d_sums, d_squares, *ctx.saved_tensors, ctx.causal)
+    return d_y, d_x, None
+
+
+torch.library.impl("reluformer::cpu_moments", "cpu")(_sums)
+torch.library.impl("reluformer::cpu_moments_backward", "cpu")(_sums_backward)
+torch.library.register_fake("reluformer::cpu_moments")(
+    lambda y, x, causal: (y.new_empty(y.shape[:3]), y.new_empty(y.shape[:3]))
+)
+torch.library.register_fake("reluformer::cpu_moments_backward")(
+    lambda d_sums, d_squares, y, x, causal: (torch.empty_like(y), torch.empty_like(x))
+)
+torch.library.register_autograd("reluformer::cpu_moments", _differentiate, setup_context=_keep)

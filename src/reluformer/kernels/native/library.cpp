@@ -126,6 +126,20 @@ void run_backward(const Gradient& gradient) {
     });
 }
 
+// The gradient where one is asked for, else the sums.
+void run_moments(const Moments& moments) {
+    const int64_t heads = moments.batches * moments.heads;
+    if (heads == 0 || moments.slots == 0 || moments.queries == 0) return;
+    const PathTable& path = table(moments.path);
+    const double products = 1.0 * heads * (moments.queries + moments.slots) * moments.width * moments.width;
+    const int64_t threads = products < 4e6 ? 1 : moments.threads;
+    const Workspace memory(threads, path.moment_floats(moments));
+    const auto run = moments.d_y.data == nullptr ? path.moments_forward : path.moments_backward;
+    for_each_task(launch, heads, threads, [&](int64_t head, int64_t thread) {
+        run(moments, memory.of(thread), head / moments.heads, head % moments.heads);
+    });
+}
+
 // 0, or 1 where memory ran out.
 template <class Run>
 int64_t guarded(const Run& run) {
@@ -169,6 +183,10 @@ EXPORT int64_t reluformer_backward(const Gradient* gradient) {
     return guarded([&] { run_backward(*gradient); });
 }
 
+EXPORT int64_t reluformer_moments(const Moments* moments) {
+    return guarded([&] { run_moments(*moments); });
+}
+
 // rows of weights (rows, slots) and values (slots, width), all contiguous.
 EXPORT void reluformer_weigh_values(int64_t path, float* out, const float* weights, int64_t rows, int64_t slots,
                                     const float* values, int64_t width) {
@@ -177,5 +195,7 @@ EXPORT void reluformer_weigh_values(int64_t path, float* out, const float* weigh
 }
 
 EXPORT int64_t reluformer_problem_size() { return sizeof(Problem); }
+
+EXPORT int64_t reluformer_moments_size() { return sizeof(Moments); }
 
 EXPORT int64_t reluformer_gradient_size() { return sizeof(Gradient); }

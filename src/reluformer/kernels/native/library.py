@@ -20,7 +20,7 @@ from torch import Tensor
 from reluformer.errors import ReluformerError
 from reluformer.kernels.native.sources import source_hash
 
-ABI = 3
+ABI = 4
 PATHS = ("portable", "avx2", "avx512")
 
 
@@ -34,6 +34,7 @@ Tensor3 = tuple[int, int, int]
 _READ = "11q 4d 16q 2q 21q"
 READ = struct.Struct(_READ)
 GRADIENT = struct.Struct(_READ + "16q 12q")
+MOMENTS = struct.Struct("8q 8q 4q 8q")
 NOTHING: Tensor3 = (0, 0, 0)
 
 
@@ -72,6 +73,7 @@ class Library:
         self.threaded = launch is not None
         self._c.reluformer_forward.argtypes = [ctypes.c_char_p]
         self._c.reluformer_backward.argtypes = [ctypes.c_char_p]
+        self._c.reluformer_moments.argtypes = [ctypes.c_char_p]
         self._c.reluformer_set_launch.argtypes = [ctypes.c_void_p]
         self._c.reluformer_set_launch(launch)
         pointer, number = ctypes.c_void_p, ctypes.c_int64
@@ -90,6 +92,10 @@ class Library:
         """The gradient of one read: the fields of `Gradient`."""
         self._check(self._c.reluformer_backward(GRADIENT.pack(*fields)))
 
+    def moments(self, *fields: int) -> None:
+        """Sums over the scores of rows, or their gradient: the fields of `Moments`."""
+        self._check(self._c.reluformer_moments(MOMENTS.pack(*fields)))
+
     def weigh_values(self, path: int, out: Tensor, weights: Tensor, values: Tensor) -> None:
         """out (rows, width) = weights (rows, slots) @ values (slots, width), all contiguous, without the zeros."""
         rows, slots = weights.shape
@@ -103,7 +109,10 @@ class Library:
 
     def struct_sizes(self) -> dict[str, int]:
         """Bytes of the structs as the compiler laid them out."""
-        return {name: self._c[f"reluformer_{name}_size"]() for name in ("problem", "gradient", "decoder", "position")}
+        return {
+            name: self._c[f"reluformer_{name}_size"]()
+            for name in ("problem", "gradient", "moments", "decoder", "position")
+        }
 
     def _check(self, status: int) -> None:
         if status:

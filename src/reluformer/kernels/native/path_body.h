@@ -8,6 +8,7 @@ namespace RELUFORMER_PATH {
 #include "values.h"
 #include "few.h"
 #include "backward.h"
+#include "moments.h"
 #include "linear.h"
 #include "beams.h"
 #include "decode.h"
@@ -19,6 +20,8 @@ const PathTable RELUFORMER_TABLE = {
     RELUFORMER_PATH::weigh_values,
     RELUFORMER_PATH::backward_floats, RELUFORMER_PATH::query_gradient_floats,
     RELUFORMER_PATH::backward,        RELUFORMER_PATH::finish_query_gradient,
+    RELUFORMER_PATH::moment_floats,   RELUFORMER_PATH::moments_forward,
+    RELUFORMER_PATH::moments_backward,
     RELUFORMER_PATH::panel_floats,    RELUFORMER_PATH::pack_linear,
     RELUFORMER_PATH::decode_floats,   RELUFORMER_PATH::decode,
     RELUFORMER_PATH::best_of_row,

@@ -27,6 +27,10 @@ struct PathTable {
     void (*finish_query_gradient)(const Gradient&, const float* shares, int64_t step, int64_t parts, int64_t b,
                                   int64_t h);
 
+    int64_t (*moment_floats)(const Moments&);
+    void (*moments_forward)(const Moments&, float* scratch, int64_t b, int64_t h);
+    void (*moments_backward)(const Moments&, float* scratch, int64_t b, int64_t h);
+
     // A weight matrix in the layout of this path: how many floats it takes, and the layout itself.
     int64_t (*panel_floats)(int64_t in, int64_t out);
     void (*pack_linear)(float* to, const float* weight, int64_t in, int64_t out);

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#define RELUFORMER_ABI 3
+#define RELUFORMER_ABI 4
 
 // A float32 tensor (B, H, T, width): element strides of the first three, the last is contiguous.
 struct Tensor4 {
@@ -43,6 +43,15 @@ struct Problem {
     Tensor3 sum, mean_log;  // A = sum a, and (sum a log a) / A
     // Statistics of the weights; null where nobody asked.
     Tensor3 row_sum, entropy, zero_fraction;
+};
+
+// sum_j y_i . x_j and sum_j (y_i . x_j)^2 over the slots up to a row's own position, or over all of them.
+struct Moments {
+    int64_t batches, heads, queries, slots, width, causal, threads, path;
+    Tensor4 y, x;
+    float *sums, *squares;            // (B, H, Tq), contiguous
+    const float *d_sums, *d_squares;  // likewise; for the gradient alone, as the rest
+    Tensor4 d_y, d_x;
 };
 
 struct Gradient {

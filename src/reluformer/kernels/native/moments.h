@@ -1,0 +1,236 @@
+// Sums over slots of every row's scores and of their squares, without the scores: sum_j x_j and sum_j x_j x_j^T tell
+// them for all slots before a chunk, and only those of the row's own chunk are multiplied one by one. A task is a head.
+#pragma once
+
+constexpr int64_t CHUNK = 96;  // slots, and rows, taken at a time; a multiple of ROWS and of WIDTH
+
+// Matrices of one head, rows `stride` apart and zero beyond `width`, so that blocks may stick out.
+struct MomentBuffers {
+    int64_t width, stride;
+    float *form, *line, *slots, *rows, *transposed, *products, *result;
+
+    MomentBuffers(Scratch& scratch, int64_t width) : width(width), stride(round_up(width, WIDTH) + WIDTH) {
+        form = scratch.take((width + ROWS) * stride);
+        line = scratch.take(stride);
+        slots = scratch.take(CHUNK * stride);
+        rows = scratch.take(CHUNK * stride);
+        transposed = scratch.take(CHUNK * width);
+        products = scratch.take(CHUNK * CHUNK);
+        result = scratch.take(CHUNK * stride);
+    }
+    void clear() const {
+        std::memset(form, 0, sizeof(float) * (width + ROWS) * stride);
+        std::memset(line, 0, sizeof(float) * stride);
+    }
+};
+
+inline int64_t moment_floats(const Moments& moments) {
+    Scratch counted;
+    MomentBuffers(counted, moments.width);
+    return counted.used();
+}
+
+// Rows begin .. begin + count of a tensor; the rest of the buffer is zero.
+INLINE void load_rows(const MomentBuffers& buffers, float* to, const Tensor4& from, int64_t b, int64_t h, int64_t begin,
+                      int64_t count) {
+    for (int64_t i = 0; i < CHUNK; ++i, to += buffers.stride) {
+        if (i < count) std::memcpy(to, from.at(b, h, begin + i), sizeof(float) * buffers.width);
+        const int64_t empty = i < count ? buffers.width : 0;
+        std::memset(to + empty, 0, sizeof(float) * (buffers.stride - empty));
+    }
+}
+
+// form += sum over the first `count` rows of a_i b_i^T
+INLINE void add_products(const MomentBuffers& buffers, const float* a, const float* b, int64_t count) {
+    const int64_t stride = buffers.stride;
+    for (int64_t r = 0; r < buffers.width; r += ROWS)
+        for (int64_t column = 0; column < buffers.width; column += WIDTH) {
+            float* to = buffers.form + r * stride + column;
+            Block block = load_block(to, stride);
+            multiply(block, a + r, 1, stride, b + column, stride, count);
+            store_block(to, stride, block);
+        }
+}
+
+// line += sum over the first `count` rows, times their factors unless null
+INLINE void add_line(const MomentBuffers& buffers, const float* rows, int64_t count, const float* factors) {
+    for (int64_t column = 0; column < buffers.stride; column += LANES) {
+        Vector sum = load(buffers.line + column);
+        for (int64_t i = 0; i < count; ++i)
+            sum += load(rows + i * buffers.stride + column) * (factors == nullptr ? 1.0f : factors[i]);
+        store(buffers.line + column, sum);
+    }
+}
+
+// result = rows times form, a chunk of them.
+INLINE void times_form(const MomentBuffers& buffers, const float* rows, int64_t count) {
+    const int64_t stride = buffers.stride;
+    for (int64_t column = 0; column < buffers.width; column += WIDTH)
+        for (int64_t r = 0; r < count; r += ROWS) {
+            Block block = zero_block();
+            multiply(block, rows + r * stride, stride, 1, buffers.form + column, stride, buffers.width);
+            store_block(buffers.result + r * stride + column, stride, block);
+        }
+}
+
+// products[i][j] = y_i . x_j where row i sees slot j of the chunk, else 0. Row i sees the first seen + i slots.
+INLINE void own_products(const MomentBuffers& buffers, int64_t rows, int64_t seen) {
+    for (int64_t p = 0; p < buffers.width; ++p)
+        for (int64_t j = 0; j < CHUNK; ++j) {
+            const int64_t panel = j / WIDTH;
+            buffers.transposed[(panel * buffers.width + p) * WIDTH + j % WIDTH] = buffers.slots[j * buffers.stride + p];
+        }
+    for (int64_t panel = 0; panel < CHUNK / WIDTH; ++panel)
+        for (int64_t r = 0; r < rows; r += ROWS) {
+            Block block = zero_block();
+            if (panel * WIDTH < seen + r + ROWS - 1)
+                multiply(block, buffers.rows + r * buffers.stride, buffers.stride, 1,
+                         buffers.transposed + panel * buffers.width * WIDTH, WIDTH, buffers.width);
+            int32_t visible[ROWS];
+            for (int i = 0; i < ROWS; ++i) visible[i] = r + i < rows ? static_cast<int32_t>(seen + r + i) : 0;
+            hide(block, visible, static_cast<int32_t>(panel * WIDTH));
+            store_block(buffers.products + r * CHUNK + panel * WIDTH, CHUNK, block);
+        }
+}
+
+// Rows whose last visible slot lies in the chunk that begins at slot `first`, and how many of its slots the first sees.
+struct OwnRows {
+    int64_t begin, count, seen;
+
+    OwnRows(const Moments& moments, int64_t first) {
+        const int64_t offset = moments.slots - moments.queries;  // slots that even the first row has behind it
+        begin = first - offset > 0 ? first - offset : 0;
+        const int64_t end = first + CHUNK - offset < moments.queries ? first + CHUNK - offset : moments.queries;
+        count = end > begin ? end - begin : 0;
+        seen = begin + offset + 1 - first;
+    }
+};
+
+INLINE int64_t up_to(int64_t first, int64_t all) { return all - first < CHUNK ? all - first : CHUNK; }
+
+// Calls visit(begin, count, seen, first) for rows in `buffers.rows`, when form and line hold the slots before `first` and
+// `buffers.slots` the chunk that begins there, of which the rows see `seen` and on; -1: form and line hold all they see.
+template <class Visit>
+INLINE void for_rows(const Moments& moments, const MomentBuffers& buffers, int64_t b, int64_t h, const Visit& visit) {
+    buffers.clear();
+    for (int64_t first = 0; first < moments.slots; first += CHUNK) {
+        const int64_t count = up_to(first, moments.slots);
+        load_rows(buffers, buffers.slots, moments.x, b, h, first, count);
+        if (moments.causal) {
+            const OwnRows own(moments, first);
+            if (own.count > 0) {
+                load_rows(buffers, buffers.rows, moments.y, b, h, own.begin, own.count);
+                visit(own.begin, own.count, own.seen, first);
+            }
+        }
+        add_products(buffers, buffers.slots, buffers.slots, count);
+        add_line(buffers, buffers.slots, count, nullptr);
+    }
+    if (moments.causal) return;
+    for (int64_t begin = 0; begin < moments.queries; begin += CHUNK) {
+        const int64_t count = up_to(begin, moments.queries);
+        load_rows(buffers, buffers.rows, moments.y, b, h, begin, count);
+        visit(begin, count, -1, 0);
+    }
+}
+
+inline void moments_forward(const Moments& moments, float* memory, int64_t b, int64_t h) {
+    Scratch scratch(memory);
+    const MomentBuffers buffers(scratch, moments.width);
+    const int64_t at = (b * moments.heads + h) * moments.queries, stride = buffers.stride;
+    for_rows(moments, buffers, b, h, [&](int64_t begin, int64_t count, int64_t seen, int64_t) {
+        times_form(buffers, buffers.rows, count);
+        if (seen >= 0) own_products(buffers, count, seen);
+        for (int64_t i = 0; i < count; ++i) {
+            const float* y = buffers.rows + i * stride;
+            Vector sum{}, square{};
+            for (int64_t j = 0; seen >= 0 && j < CHUNK; j += LANES) {
+                const Vector product = load(buffers.products + i * CHUNK + j);
+                sum += product;
+                square += product * product;
+            }
+            const int64_t wide = round_up(moments.width, WIDTH);
+            moments.sums[at + begin + i] = dot(y, buffers.line, wide) + total(sum);
+            moments.squares[at + begin + i] = dot(y, buffers.result + i * stride, wide) + total(square);
+        }
+    });
+}
+
+// d_y_i = sum_j (d1_i + 2 d2_i y_i . x_j) x_j, and of the own chunk also d_x_j += sum_i (the same factor) y_i.
+INLINE void query_gradients(const Moments& moments, const MomentBuffers& buffers, int64_t b, int64_t h) {
+    const int64_t at = (b * moments.heads + h) * moments.queries, stride = buffers.stride;
+    for_rows(moments, buffers, b, h, [&](int64_t begin, int64_t count, int64_t seen, int64_t first) {
+        const float *d1 = moments.d_sums + at + begin, *d2 = moments.d_squares + at + begin;
+        times_form(buffers, buffers.rows, count);
+        for (int64_t i = 0; i < count; ++i) {
+            float* row = buffers.result + i * stride;
+            for (int64_t c = 0; c < stride - WIDTH; c += LANES)
+                store(row + c, load(row + c) * (2 * d2[i]) + load(buffers.line + c) * d1[i]);
+        }
+        if (seen >= 0) {
+            own_products(buffers, count, seen);
+            for (int64_t i = 0; i < CHUNK; ++i) {
+                float* row = buffers.products + i * CHUNK;
+                for (int64_t j = 0; j < CHUNK; ++j)
+                    row[j] = i < count && j < seen + i ? d1[i] + 2 * d2[i] * row[j] : 0.0f;
+            }
+            for (int64_t column = 0; column < moments.width; column += WIDTH) {
+                for (int64_t r = 0; r < count; r += ROWS) {
+                    Block block = load_block(buffers.result + r * stride + column, stride);
+                    multiply(block, buffers.products + r * CHUNK, CHUNK, 1, buffers.slots + column, stride, CHUNK);
+                    store_block(buffers.result + r * stride + column, stride, block);
+                }
+            }
+        }
+        for (int64_t i = 0; i < count; ++i)
+            std::memcpy(moments.d_y.at(b, h, begin + i), buffers.result + i * stride, sizeof(float) * moments.width);
+        if (seen < 0) return;
+        for (int64_t column = 0; column < moments.width; column += WIDTH)
+            for (int64_t j = 0; j < CHUNK; j += ROWS) {
+                Block block = zero_block();
+                multiply(block, buffers.products + j, 1, CHUNK, buffers.rows + column, stride, count);
+                store_block(buffers.result + j * stride + column, stride, block);
+            }
+        for (int64_t j = 0; j < up_to(first, moments.slots); ++j)
+            std::memcpy(moments.d_x.at(b, h, first + j), buffers.result + j * stride, sizeof(float) * moments.width);
+    });
+}
+
+// d_x_j += sum over the rows after its chunk of (d1_i + 2 d2_i y_i . x_j) y_i, by way of sum d2_i y_i y_i^T and sum d1_i y_i.
+INLINE void slot_gradients(const Moments& moments, const MomentBuffers& buffers, int64_t b, int64_t h) {
+    const int64_t at = (b * moments.heads + h) * moments.queries, stride = buffers.stride;
+    const auto add_rows = [&](int64_t begin, int64_t count) {
+        load_rows(buffers, buffers.rows, moments.y, b, h, begin, count);
+        std::memcpy(buffers.slots, buffers.rows, sizeof(float) * CHUNK * stride);
+        for (int64_t i = 0; i < count; ++i)
+            for (int64_t c = 0; c < stride; c += LANES) {
+                float* weighed = buffers.slots + i * stride + c;
+                store(weighed, load(weighed) * (2 * moments.d_squares[at + begin + i]));
+            }
+        add_products(buffers, buffers.rows, buffers.slots, count);
+        add_line(buffers, buffers.rows, count, moments.d_sums + at + begin);
+    };
+    buffers.clear();
+    if (!moments.causal)
+        for (int64_t begin = 0; begin < moments.queries; begin += CHUNK) add_rows(begin, up_to(begin, moments.queries));
+    for (int64_t first = (moments.slots - 1) / CHUNK * CHUNK; first >= 0; first -= CHUNK) {
+        const int64_t count = up_to(first, moments.slots);
+        const OwnRows own(moments, first);
+        load_rows(buffers, buffers.slots, moments.x, b, h, first, count);
+        times_form(buffers, buffers.slots, count);
+        for (int64_t j = 0; j < count; ++j) {
+            float* to = moments.d_x.at(b, h, first + j);
+            const bool begun = moments.causal && own.count > 0;
+            for (int64_t c = 0; c < moments.width; ++c)
+                to[c] = (begun ? to[c] : 0.0f) + buffers.result[j * stride + c] + buffers.line[c];
+        }
+        if (moments.causal && own.count > 0) add_rows(own.begin, own.count);
+    }
+}
+
+inline void moments_backward(const Moments& moments, float* memory, int64_t b, int64_t h) {
+    Scratch scratch(memory);
+    const MomentBuffers buffers(scratch, moments.width);
+    query_gradients(moments, buffers, b, h);
+    slot_gradients(moments, buffers, b, h);
+}
