@@ -204,7 +204,7 @@ def _level(
     mean, variance = _over_all(own_n * own_mean, n, shards), None
     if own_variance:
         variance = _over_all(own_n * (own_variance[0] + (own_mean - mean).square()), n, shards)
-    return rule.level(mean, variance)
+    return rule.level(mean, variance, n.squeeze(-1))
 
 
 def _over_all(own: Tensor, n: Tensor, shards: Shards) -> Tensor:

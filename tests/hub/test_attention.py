@@ -50,7 +50,7 @@ PLAIN: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 def _rectified_exp(scores: Tensor, n: Tensor, visible: Tensor) -> Tensor:
     centred = scores - (scores * visible).sum(-1, keepdim=True) / n
     deviation = ((centred**2 * visible).sum(-1, keepdim=True) / n + 0.01).sqrt()
-    terms = (torch.exp(centred - deviation + 1.2) - 1).clamp_min(0) * visible
+    terms = (torch.exp(centred - deviation + 1.55 - 0.15 * n.log()) - 1).clamp_min(0) * visible
     return terms / (0.1 + terms.sum(-1, keepdim=True))
 
 

@@ -26,5 +26,6 @@ def centring_bias(
     if visibility.mask is not None or split is None or type(rule).weights is not RowCentered.weights:
         return None
     keys = split[1]
-    rows = -rule.level(*row_moments(q, k, keys, visibility, scale, rule.spread != 0))
+    mean, variance = row_moments(q, k, keys, visibility, scale, rule.spread != 0)
+    rows = -rule.level(mean, variance, visibility.counts().clamp_min(1).to(mean.dtype))
     return rows.unsqueeze(-1) if keys is None else RowKeyBias(rows, keys)

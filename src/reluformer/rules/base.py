@@ -109,7 +109,7 @@ class RowNormalized(Rule):
 class RowCentered(Rule):
     """The weights of `core` for scores less a level that moves with their row.
 
-        level = mean + spread * sqrt(variance + FLOOR) + threshold      over the visible scores of the row
+        level = mean + spread * sqrt(variance + FLOOR) + threshold + growth * log n      over the n visible scores
 
     Like softmax it ignores what all scores of a row have in common, so no row lies below its threshold as a whole; with
     a spread, what weighs nothing is decided by the row's own contrast (and a row dies only if a few slots lie so far
@@ -125,6 +125,8 @@ class RowCentered(Rule):
     """How far above mean and spread a score must lie to weigh anything."""
     spread: float = 0.0
     """How many standard deviations above the mean."""
+    growth: float = 0.0
+    """How much the threshold rises with log n: the more slots, the smaller the share of them that a row reads."""
 
     @property
     @abstractmethod
@@ -136,19 +138,19 @@ class RowCentered(Rule):
 
         A slot without weight learns nothing, so zeros are best taken once a model knows what it looks for.
         """
-        low = (1 - progress) * self.LOW
-        return replace(self, threshold=progress * self.threshold - low, spread=progress * self.spread)
+        threshold = progress * self.threshold - (1 - progress) * self.LOW
+        return replace(self, threshold=threshold, spread=progress * self.spread, growth=progress * self.growth)
 
-    def level(self, mean: Tensor, variance: Tensor | None) -> Tensor:
+    def level(self, mean: Tensor, variance: Tensor | None, n: Tensor) -> Tensor:
         """What is taken off the scores of a row; without a spread no variance is asked for."""
-        moved = mean + self.threshold
+        moved = mean + (self.threshold + self.growth * torch.log(n) if self.growth else self.threshold)
         return moved if variance is None else moved + self.spread * torch.sqrt(variance + self.FLOOR)
 
     def weights(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
         mean = _seen(scores, visible).sum(-1, keepdim=True) / n
         centred = scores - mean
         variance = _seen(centred, visible).square().sum(-1, keepdim=True) / n if self.spread else None
-        return self.core.weights(centred - self.level(torch.zeros_like(mean), variance), n, visible)
+        return self.core.weights(centred - self.level(torch.zeros_like(mean), variance, n), n, visible)
 
 
 def _seen(scores: Tensor, visible: Tensor | None) -> Tensor:

@@ -151,8 +151,9 @@ class ReluExp(RowCentered):
     """
 
     delta: float = 0.1
-    threshold: float = -1.2
+    threshold: float = -1.55
     spread: float = 1.0
+    growth: float = 0.15
 
     def __post_init__(self) -> None:
         positive(self, delta=self.delta)
