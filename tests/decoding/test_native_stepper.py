@@ -18,7 +18,7 @@ from reluformer.kernels import cpu
 TOLERANCE = 5e-5  # three times what torch itself is off by in single precision, with such models
 needs_library = pytest.mark.skipif(cpu.unavailable() is not None, reason=str(cpu.unavailable()))
 MASK = torch.arange(5) < torch.tensor([[5], [3], [1]])
-STRICT = {"name": "relu_exp", "threshold": 0.2, "spread": 0.3, "delta": 0.7}
+STRICT = {"name": "relu_exp", "threshold": 0.2, "growth": -0.1, "spread": 0.3, "delta": 0.7}
 
 
 @needs_library
@@ -47,7 +47,14 @@ def test_own_and_cross_attention_may_have_different_rules(make_model, own, cross
 @needs_library
 @pytest.mark.parametrize(
     "options",
-    [dict(spread=0.0), dict(spread=-1.5), dict(threshold=-100.0), dict(threshold=100.0), dict(delta=50.0)],
+    [
+        dict(spread=0.0),
+        dict(spread=-1.5),
+        dict(growth=0.4),
+        dict(threshold=-100.0),
+        dict(threshold=100.0),
+        dict(delta=50.0),
+    ],
     ids=str,
 )
 def test_relu_exp_takes_any_options(make_model, options):

@@ -247,7 +247,7 @@ def _relu_exp(rule: RowCentered) -> native.ReadRule | None:
         return None
     if type(core.inner) is not RectifiedExp:
         return None
-    numbers = dict(threshold=rule.threshold, spread=rule.spread, floor=rule.FLOOR, delta=core.delta)
+    numbers = dict(threshold=rule.threshold, growth=rule.growth, spread=rule.spread, floor=rule.FLOOR, delta=core.delta)
     return native.ReadRule(native.READ_RELU_EXP, highest=core.inner.highest, **numbers)
 
 

@@ -85,7 +85,8 @@ void weigh(Row& scores, const ReadRule& rule, double offset, double scale) {
     for (double s : scores) mean += s / scores.size();
     for (double s : scores) variance += (s - mean) * (s - mean) / scores.size();
     const double most = *std::max_element(scores.begin(), scores.end());
-    const double level = mean + rule.threshold + rule.spread * std::sqrt(variance + rule.floor);
+    const double threshold = rule.threshold + rule.growth * std::log(scores.size());
+    const double level = mean + threshold + rule.spread * std::sqrt(variance + rule.floor);
     for (double& s : scores) {
         if (rule.kind == READ_RELU) s = scale * std::fmax(s + offset, 0);
         if (rule.kind == READ_SOFTMAX) s = std::exp(s - most);
@@ -260,7 +261,7 @@ void check(const Shape& s, int64_t path) {
 int main() {
     reluformer_set_launch(launch);
     const ReadRule relu{READ_RELU, 0, 0, 0, 0, 0}, softmax{READ_SOFTMAX, 0, 0, 0, 0, 0};
-    const ReadRule relu_exp{READ_RELU_EXP, -0.3, 0.4, 0.02, 0.2, 50}, cut{READ_RELU_EXP, 0.1, 0, 0.02, 0.6, 1};
+    const ReadRule relu_exp{READ_RELU_EXP, -0.3, 0.1, 0.4, 0.02, 0.2, 50}, cut{READ_RELU_EXP, 0.1, 0, 0, 0.02, 0.6, 1};
     const std::vector<std::pair<ReadRule, ReadRule>> rules = {
         {relu, relu}, {softmax, softmax}, {relu_exp, cut}, {cut, softmax}};
     int64_t count = 0;

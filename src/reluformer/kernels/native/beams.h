@@ -128,7 +128,8 @@ INLINE void multiply(float* x, int64_t count, float factor) {
 INLINE void weigh_relu_exp(float* scores, int64_t count, const ReadRule& rule) {
     const float mean = mean_of(scores, count), variance = rule.spread == 0 ? 0 : variance_of(scores, count, mean);
     const float deviation = std::sqrt(variance + static_cast<float>(rule.floor));
-    const float level = mean + static_cast<float>(rule.threshold) + static_cast<float>(rule.spread) * deviation;
+    const float threshold = static_cast<float>(rule.threshold + rule.growth * std::log(static_cast<double>(count)));
+    const float level = mean + threshold + static_cast<float>(rule.spread) * deviation;
     const float highest = static_cast<float>(rule.highest);
     Vector sums{};
     int64_t t = 0;

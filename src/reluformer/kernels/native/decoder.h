@@ -31,7 +31,7 @@ enum ReadKind : int64_t { READ_RELU = 0, READ_SOFTMAX = 1, READ_RELU_EXP = 2 };
 // with x = score - mean - threshold - spread sqrt(variance + floor), cut at `highest`; others leave them 0.
 struct ReadRule {
     int64_t kind;
-    double threshold, spread, floor, delta, highest;
+    double threshold, growth, spread, floor, delta, highest;
 };
 
 struct Decoder {

@@ -51,6 +51,7 @@ class ReadRule(Structure):
     _fields_ = (
         ("kind", c_int64),
         ("threshold", c_double),
+        ("growth", c_double),
         ("spread", c_double),
         ("floor", c_double),
         ("delta", c_double),

@@ -20,7 +20,7 @@ from torch import Tensor
 from reluformer.errors import ReluformerError
 from reluformer.kernels.native.sources import source_hash
 
-ABI = 4
+ABI = 5
 PATHS = ("portable", "avx2", "avx512")
 
 
