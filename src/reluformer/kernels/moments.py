@@ -1,9 +1,8 @@
 """Mean and variance of every row of scores, without the scores.
 
 For scores y_i . x_j the mean is y_i . mean(x) and the variance y_i^T cov(x) y_i: sums over slots of d and of d x d
-numbers, in a causal read up to each position. Of many slots that is far less work than the scores themselves. The
-gradients are written out: they are sums of the same kind, and automatic ones would revisit every intermediate.
-In float32 on a CPU the compiled library does it (native/moments.h), elsewhere a few products of torch.
+numbers, in a causal read up to each position. Of many slots that is far less work than the scores themselves. In
+float32 on a CPU the compiled library does it (native/moments.h), elsewhere a few products of torch.
 
 Shapes: B batch, H heads, Tq queries, Tk slots, d width of x and y; C slots of a chunk, N chunks.
 """
@@ -14,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from reluformer.kernels import cpu
@@ -71,80 +69,36 @@ def _moments(y: Tensor, x: Tensor, visibility: Visibility, n: Tensor, with_varia
     away = _masked(x - centre, visibility)
     if y.size(2) < x.size(-1):  # fewer products with the slots themselves than with their covariance
         return mean, torch.matmul(y, away.transpose(-1, -2)).square().sum(-1) / n
-    squares: Tensor = _Squares.apply(y, away)  # type: ignore[no-untyped-call]
-    return mean, squares / n
+    return mean, _quadratic(y, torch.matmul(away.transpose(-1, -2), away)) / n
 
 
 def _causal_sums(y: Tensor, x: Tensor, visibility: Visibility) -> tuple[Tensor, Tensor]:
-    """Sum of y_i . x_j and of its square over the slots up to each query's own position, (B, H, Tq)."""
+    """Sum of y_i . x_j and of its square over the slots up to each query's own position, (B, H, Tq).
+
+    Slots of earlier chunks come in as their sum and the sum of their x_j x_j^T, those of the own chunk one by one.
+    """
     first, rest = visibility.first_position, -visibility.slots % CHUNK
-    chunks = [
-        (F.pad(part, (0, 0, before, rest)) if before or rest else part).reshape(*x.shape[:2], -1, CHUNK, x.size(-1))
-        for part, before in ((y, first), (x, 0))
-    ]
-    sums, squares = _CausalSums.apply(*chunks)  # type: ignore[no-untyped-call]
+    shape = (*x.shape[:2], -1, CHUNK, x.size(-1))
+    queries = F.pad(y, (0, 0, first, rest)).reshape(shape)
+    slots = F.pad(x, (0, 0, 0, rest)).reshape(shape)
+    own = torch.matmul(queries, slots.transpose(-1, -2)).tril()
+    before = _earlier(slots.sum(-2, keepdim=True))
+    form = _earlier(torch.matmul(slots.transpose(-1, -2), slots))
+    sums = torch.matmul(queries, before.transpose(-1, -2)).squeeze(-1) + own.sum(-1)
+    squares = _quadratic(queries, form) + own.square().sum(-1)
     asked = slice(first, visibility.slots)
     return sums.flatten(2)[:, :, asked], squares.flatten(2)[:, :, asked]
 
 
-class _Squares(torch.autograd.Function):
-    """sum_j (y_i . x_j)^2, (B, H, Tq), by way of sum_j x_j x_j^T."""
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, x: Tensor) -> Tensor:
-        products = torch.matmul(y, torch.matmul(x.transpose(-1, -2), x))
-        ctx.save_for_backward(y, x, products)
-        return (products * y).sum(-1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        y, x, products = ctx.saved_tensors
-        twice = 2 * gradient.unsqueeze(-1)
-        return products * twice, torch.matmul(x, torch.matmul(y.transpose(-1, -2), y * twice))
-
-
-class _CausalSums(torch.autograd.Function):
-    """sum_j y_i . x_j and sum_j (y_i . x_j)^2 over j <= i, from chunks (B, H, N, C, d) to (B, H, N, C).
-
-    Slots of earlier chunks come in as their sum and the sum of their x_j x_j^T, those of the own chunk one by one.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        before = _earlier(x.sum(-2, keepdim=True))
-        products = torch.matmul(y, _earlier(torch.matmul(x.transpose(-1, -2), x)))
-        own = torch.matmul(y, x.transpose(-1, -2)).tril_()
-        ctx.save_for_backward(y, x, before, products, own)
-        sums = torch.matmul(y, before.transpose(-1, -2)).squeeze(-1) + own.sum(-1)
-        return sums, (products * y).sum(-1) + own.square().sum(-1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_sums: Tensor, d_squares: Tensor) -> tuple[Tensor, Tensor]:
-        y, x, before, products, own = ctx.saved_tensors
-        once, twice = d_sums.unsqueeze(-1), 2 * d_squares.unsqueeze(-1)
-        d_own = (own * twice).add_(once).tril_()
-        d_y = torch.matmul(d_own, x).add_(products * twice).add_(once * before)
-        d_x = torch.matmul(d_own.transpose(-1, -2), y)
-        d_x += torch.matmul(x, _later(torch.matmul(y.transpose(-1, -2), y * twice)))
-        d_x += _later(torch.matmul(once.transpose(-1, -2), y))
-        return d_y, d_x
+def _quadratic(y: Tensor, form: Tensor) -> Tensor:
+    """y_i^T form y_i, (..., Tq)."""
+    return (torch.matmul(y, form) * y).sum(-1)
 
 
 def _earlier(x: Tensor) -> Tensor:
-    """The sum over all chunks before each, (B, H, N, ...)."""
-    return torch.matmul(_triangle(x), x.flatten(3)).view(x.shape)
-
-
-def _later(x: Tensor) -> Tensor:
-    """The sum over all chunks after each."""
-    return torch.matmul(_triangle(x).t(), x.flatten(3)).view(x.shape)
-
-
-def _triangle(x: Tensor) -> Tensor:
-    """Ones below the diagonal: a product with them is quicker than `cumsum`."""
-    return torch.ones(x.size(2), x.size(2), dtype=x.dtype, device=x.device).tril_(-1)
+    """The sum over all chunks before each, (B, H, N, ...); a product with a triangle is quicker than `cumsum`."""
+    triangle = torch.ones(x.size(2), x.size(2), dtype=x.dtype, device=x.device).tril_(-1)
+    return torch.matmul(triangle, x.flatten(3)).view(x.shape)
 
 
 def _first(x: Tensor, visibility: Visibility) -> Tensor:

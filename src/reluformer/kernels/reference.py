@@ -18,7 +18,7 @@ from torch import Tensor
 from reluformer.kernels.bias import Bias, dense_bias
 from reluformer.kernels.statistics import RowStats, row_stats
 from reluformer.kernels.visibility import Visibility
-from reluformer.rules import Pointwise, Rule
+from reluformer.rules import Pointwise, RowCentered, Rule
 
 
 def read(
@@ -29,16 +29,16 @@ def read(
         dense, statistics = weights(q, k, rule, visibility, bias, scale)
         return torch.matmul(dense.to(v.dtype), v), statistics
     if not isinstance(rule, Pointwise):
-        scores, n = _scores(q, k, bias, scale), _counts(visibility, q)
+        scores, n = _scores(q, k, bias, scale, rule), _counts(visibility, q)
         return torch.matmul(rule.weights(scores, n, visibility.dense()).to(v.dtype), v), None
     if visibility.everything:
         n, row_scale = _uniform(rule, visibility.slots)
         if rule.homogeneity == 1 and bias is None and row_scale is not None:
             scale, row_scale = scale * row_scale, None  # c ReLU(s) = ReLU(c s)
-        out = torch.matmul(rule.activate(_scores(q, k, bias, scale), n).to(v.dtype), v)
+        out = torch.matmul(rule.activate(_scores(q, k, bias, scale, rule), n).to(v.dtype), v)
         return (out if row_scale is None else out * row_scale), None
     n = _counts(visibility, q)
-    out = torch.matmul(rule.activations(_scores(q, k, bias, scale), n, visibility.dense()).to(v.dtype), v)
+    out = torch.matmul(rule.activations(_scores(q, k, bias, scale, rule), n, visibility.dense()).to(v.dtype), v)
     row_factor = rule.row_scale(n)
     return (out if row_factor is None else out * row_factor.to(out.dtype)), None
 
@@ -56,12 +56,17 @@ def weights(
 ) -> tuple[Tensor, RowStats]:
     """The weights themselves, (B, H, Tq, Tk), and their statistics."""
     visible = visibility.dense()
-    dense = rule.weights(_scores(q, k, bias, scale), _counts(visibility, q), visible)
+    dense = rule.weights(_scores(q, k, bias, scale, rule), _counts(visibility, q), visible)
     return dense, row_stats(dense, visible, visibility.counts())
 
 
-def _scores(q: Tensor, k: Tensor, bias: Bias | None, scale: float) -> Tensor:
-    """scale * q k^T + bias, at least in float32: rules divide by n, which bfloat16 cannot count."""
+def _scores(q: Tensor, k: Tensor, bias: Bias | None, scale: float, rule: Rule) -> Tensor:
+    """scale * q k^T + bias, at least in float32: rules divide by n, which bfloat16 cannot count.
+
+    Centred scores are small differences, of which products in bfloat16 would leave few digits.
+    """
+    if isinstance(rule, RowCentered) and q.dtype in (torch.bfloat16, torch.float16):
+        q, k = q.float(), k.float()
     scores = torch.matmul(q * scale, k.transpose(-1, -2))
     if scores.dtype in (torch.bfloat16, torch.float16):
         scores = scores.float()
