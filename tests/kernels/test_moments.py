@@ -84,7 +84,7 @@ def test_the_library_agrees_in_float32(
 def test_the_operator_is_sound() -> None:
     """Fake tensors, strides and gradients, as torch.compile wants them."""
     y, x = (torch.randn(1, 2, 100, 8, requires_grad=True) for _ in range(2))
-    checked = torch.library.opcheck(torch.ops.reluformer.cpu_moments, (y, x, True))
+    checked = torch.library.opcheck(torch.ops.reluformer.cpu_moments, (y, x, None, True, 0.3))
     assert set(checked.values()) == {"SUCCESS"}
 
 

@@ -18,7 +18,7 @@ from reluformer.errors import ArgumentError
 from reluformer.kernels import bias as biases
 from reluformer.kernels.bias import Bias
 from reluformer.kernels.native import library
-from reluformer.kernels.native.library import NOTHING, Library, LibraryError, tensor3, tensor4
+from reluformer.kernels.native.library import NOTHING, Library, LibraryError, packed_rows, tensor3, tensor4
 from reluformer.kernels.statistics import RowStats
 from reluformer.kernels.visibility import Visibility
 from reluformer.rules import RectifiedExp, Rela, Relu, Relu2, ReluPlain, ReluSeqlen, RowNormalized, Rule, Sigmoid
@@ -194,11 +194,6 @@ torch.library.define(
 )
 
 
-def _rows(x: Tensor) -> Tensor:
-    """With a contiguous last dimension, as the kernel wants it."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 def _like_tokens(x: Tensor, length: int, width: int) -> Tensor:
     """(B, H, length, width) in the memory of (B, length, H, width), so that joining the heads is free."""
     return torch.empty(x.size(0), length, x.size(1), width, dtype=x.dtype, device=x.device).transpose(1, 2)
@@ -228,7 +223,7 @@ def _read_fields(
 
 
 def _prepared(operands: tuple[Any, ...]) -> list[Any]:
-    return [None if x is None else _rows(x) for x in operands]
+    return [None if x is None else packed_rows(x) for x in operands]
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from reluformer.kernels import cpu
-from reluformer.kernels.native.library import NOTHING, tensor4
+from reluformer.kernels.native.library import NOTHING, packed_rows, tensor4
 from reluformer.kernels.visibility import Visibility
 
 CHUNK = 64
@@ -36,16 +36,15 @@ def row_moments(
         column = keys.to(exact).expand(k.shape[:3]).unsqueeze(-1)
         x, y = torch.cat([x * scale, column], dim=-1), F.pad(y, (0, 1), value=1.0)
         scale = 1.0
+    if _compiled(y, x):
+        given = (packed_rows(y), packed_rows(x), visibility.key_mask)
+        mean, variance = torch.ops.reluformer.cpu_moments(*given, visibility.hides_future, scale)
+        return mean, variance if with_variance else None
     n = visibility.counts().clamp_min(1).to(exact)  # broadcasts to (B, H, Tq)
-    compiled = _compiled(y, x)
-    if visibility.hides_future or compiled:
+    if visibility.hides_future:
         # What slots have in common with one that all queries see costs no digits; which one changes nothing.
         origin = _first(x, visibility).detach()
-        others = _masked(x - origin, visibility)
-        if compiled:
-            sums, squares = torch.ops.reluformer.cpu_moments(_rows(y), _rows(others), visibility.hides_future)
-        else:
-            sums, squares = _causal_sums(y, others, visibility)
+        sums, squares = _causal_sums(y, _masked(x - origin, visibility), visibility)
         away = sums / n
         mean, variance = away + (y * origin).sum(-1), (squares / n - away.square()).clamp_min(0)
     else:
@@ -115,55 +114,65 @@ def _masked(x: Tensor, visibility: Visibility) -> Tensor:
 
 # ------------------------------------------------------------------ the same in the library
 
-torch.library.define("reluformer::cpu_moments", "(Tensor y, Tensor x, bool causal) -> (Tensor, Tensor)")
+_OPERANDS = "Tensor y, Tensor x, Tensor? key_mask, bool causal, float scale"
+torch.library.define("reluformer::cpu_moments", f"({_OPERANDS}) -> (Tensor, Tensor)")
 torch.library.define(
     "reluformer::cpu_moments_backward",
-    "(Tensor d_sums, Tensor d_squares, Tensor y, Tensor x, bool causal) -> (Tensor, Tensor)",
+    f"(Tensor d_mean, Tensor d_variance, Tensor variance, {_OPERANDS}) -> (Tensor, Tensor)",
 )
 
 
-def _rows(x: Tensor) -> Tensor:
-    """With a contiguous last dimension, as the library wants it."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _fields(y: Tensor, x: Tensor, causal: bool) -> tuple[int, ...]:
+def _fields(y: Tensor, x: Tensor, key_mask: Tensor | None, causal: bool, scale: float) -> tuple[float, ...]:
+    """The first fields of the C struct; the caller keeps the tensors alive."""
     batch, heads, queries, width = y.shape
     threads, path = torch.get_num_threads(), cpu.loaded().path
-    return (batch, heads, queries, x.size(2), width, causal, threads, path, *tensor4(y), *tensor4(x))
+    mask = (0, 0) if key_mask is None else (key_mask.data_ptr(), key_mask.stride(0))
+    return (batch, heads, queries, x.size(2), width, causal, threads, path, scale, *tensor4(y), *tensor4(x), *mask)
 
 
-def _sums(y: Tensor, x: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    sums, squares = torch.zeros(y.shape[:3]), torch.zeros(y.shape[:3])
+def _forward(y: Tensor, x: Tensor, key_mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    mask = None if key_mask is None else packed_rows(key_mask)
+    mean, variance = torch.zeros(y.shape[:3]), torch.zeros(y.shape[:3])
     nowhere = (0, *NOTHING)
-    cpu.loaded().moments(*_fields(y, x, causal), sums.data_ptr(), squares.data_ptr(), 0, 0, *nowhere, *nowhere)
-    return sums, squares
+    places = (mean.data_ptr(), variance.data_ptr(), 0, 0)
+    cpu.loaded().moments(*_fields(y, x, mask, causal, scale), *places, *nowhere, *nowhere)
+    return mean, variance
 
 
-def _sums_backward(d_sums: Tensor, d_squares: Tensor, y: Tensor, x: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+def _backward(
+    d_mean: Tensor,
+    d_variance: Tensor,
+    variance: Tensor,
+    y: Tensor,
+    x: Tensor,
+    key_mask: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    mask = None if key_mask is None else packed_rows(key_mask)
     d_y, d_x = torch.zeros_like(y), torch.zeros_like(x)
-    d_sums, d_squares = d_sums.contiguous(), d_squares.contiguous()
-    given = (0, 0, d_sums.data_ptr(), d_squares.data_ptr())
-    cpu.loaded().moments(*_fields(y, x, causal), *given, *tensor4(d_y), *tensor4(d_x))
+    d_mean, d_variance = d_mean.contiguous(), d_variance.contiguous()
+    places = (0, variance.data_ptr(), d_mean.data_ptr(), d_variance.data_ptr())
+    cpu.loaded().moments(*_fields(y, x, mask, causal, scale), *places, *tensor4(d_y), *tensor4(d_x))
     return d_y, d_x
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs[:2])
-    ctx.causal = inputs[2]
+    ctx.save_for_backward(output[1], *inputs[:3])
+    ctx.options = inputs[3:]
 
 
-def _differentiate(ctx: Any, d_sums: Tensor, d_squares: Tensor) -> tuple[Tensor, Tensor, None]:
-    d_y, d_x = torch.ops.reluformer.cpu_moments_backward(d_sums, d_squares, *ctx.saved_tensors, ctx.causal)
-    return d_y, d_x, None
+def _differentiate(ctx: Any, d_mean: Tensor, d_variance: Tensor) -> tuple[Tensor | None, ...]:
+    d_y, d_x = torch.ops.reluformer.cpu_moments_backward(d_mean, d_variance, *ctx.saved_tensors, *ctx.options)
+    return d_y, d_x, None, None, None
 
 
-torch.library.impl("reluformer::cpu_moments", "cpu")(_sums)
-torch.library.impl("reluformer::cpu_moments_backward", "cpu")(_sums_backward)
+torch.library.impl("reluformer::cpu_moments", "cpu")(_forward)
+torch.library.impl("reluformer::cpu_moments_backward", "cpu")(_backward)
 torch.library.register_fake("reluformer::cpu_moments")(
-    lambda y, x, causal: (y.new_empty(y.shape[:3]), y.new_empty(y.shape[:3]))
+    lambda y, *_: (y.new_empty(y.shape[:3]), y.new_empty(y.shape[:3]))
 )
 torch.library.register_fake("reluformer::cpu_moments_backward")(
-    lambda d_sums, d_squares, y, x, causal: (torch.empty_like(y), torch.empty_like(x))
+    lambda d_mean, d_variance, variance, y, x, *_: (torch.empty_like(y), torch.empty_like(x))
 )
 torch.library.register_autograd("reluformer::cpu_moments", _differentiate, setup_context=_keep)

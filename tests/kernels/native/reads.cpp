@@ -197,36 +197,49 @@ void check_values(int64_t path) {
     compare("weigh_values", Case{{1, 1, rows, slots, 0, width}, RELU, false, false, false, false, path}, out.get(), expected, 2e-5);
 }
 
-// Sums over the scores of each row and of their squares, and the gradients of both.
-void check_moments(const Shape& s, bool causal, int64_t path) {
-    const Case c{s, RELU, causal, false, false, false, path};
+// Mean and variance of each row's scores, and the gradients of both.
+void check_moments(const Shape& s, bool causal, bool masked, int64_t path) {
+    const Case c{s, RELU, causal, masked, false, false, path};
     const int64_t heads = s.batches * s.heads, Q = s.queries, K = s.slots, D = s.width;
-    Floats y = drawn(heads * Q * D), x = drawn(heads * K * D), d_sums = drawn(heads * Q), d_squares = drawn(heads * Q);
-    Floats sums = poisoned(heads * Q), squares = poisoned(heads * Q), d_y = poisoned(heads * Q * D), d_x = poisoned(heads * K * D);
-    std::vector<double> sum(heads * Q, 0), square(sum), y_gradient(heads * Q * D, 0), x_gradient(heads * K * D, 0);
+    const double scale = 0.3;
+    Floats y = drawn(heads * Q * D), x = drawn(heads * K * D), d_mean = drawn(heads * Q), d_variance = drawn(heads * Q);
+    Floats mean = poisoned(heads * Q), variance = poisoned(heads * Q), d_y = poisoned(heads * Q * D), d_x = poisoned(heads * K * D);
+    std::vector<uint8_t> mask(s.batches * K);
+    for (int64_t j = 0; j < s.batches * K; ++j) mask[j] = j % K == 0 || j % 3 != 1;  // the first, so that no row sees nothing
+    std::vector<double> means(heads * Q, 0), variances(means), y_gradient(heads * Q * D, 0), x_gradient(heads * K * D, 0);
     for (int64_t head = 0; head < heads; ++head)
-        for (int64_t i = 0; i < Q; ++i)
-            for (int64_t j = 0; j < (causal ? K - Q + i + 1 : K); ++j) {
-                const int64_t row = head * Q + i;
-                const float *a = y.get() + row * D, *b = x.get() + (head * K + j) * D;
-                double product = 0;
-                for (int64_t p = 0; p < D; ++p) product += double(a[p]) * b[p];
-                sum[row] += product, square[row] += product * product;
-                const double factor = d_sums[row] + 2 * d_squares[row] * product;
-                for (int64_t p = 0; p < D; ++p) {
-                    y_gradient[row * D + p] += factor * b[p];
-                    x_gradient[(head * K + j) * D + p] += factor * a[p];
+        for (int64_t i = 0; i < Q; ++i) {
+            const int64_t row = head * Q + i;
+            const auto for_slots = [&](const auto& visit) {
+                for (int64_t j = 0; j < (causal ? K - Q + i + 1 : K); ++j) {
+                    if (masked && !mask[head / s.heads * K + j]) continue;
+                    const float *a = y.get() + row * D, *b = x.get() + (head * K + j) * D;
+                    double score = 0;
+                    for (int64_t p = 0; p < D; ++p) score += scale * a[p] * b[p];
+                    visit(score, a, b, x_gradient.data() + (head * K + j) * D);
                 }
-            }
-    Moments m{s.batches, s.heads, Q, K, D, causal, 2, path, {y.get(), s.heads * Q * D, Q * D, D},
-              {x.get(), s.heads * K * D, K * D, D}, sums.get(), squares.get(), nullptr, nullptr, {}, {}};
+            };
+            double n = 0, sum = 0, square = 0;
+            for_slots([&](double score, const float*, const float*, double*) { n += 1, sum += score; });
+            if (n == 0) continue;
+            means[row] = sum / n;
+            for_slots([&](double score, const float*, const float*, double*) { square += (score - sum / n) * (score - sum / n); });
+            variances[row] = square / n;
+            for_slots([&](double score, const float* a, const float* b, double* to) {
+                const double factor = scale * (d_mean[row] + 2 * d_variance[row] * (score - sum / n)) / n;
+                for (int64_t p = 0; p < D; ++p) y_gradient[row * D + p] += factor * b[p], to[p] += factor * a[p];
+            });
+        }
+    Moments m{s.batches, s.heads, Q, K, D, causal, 2, path, scale, {y.get(), s.heads * Q * D, Q * D, D},
+              {x.get(), s.heads * K * D, K * D, D}, masked ? mask.data() : nullptr, K,
+              mean.get(), variance.get(), nullptr, nullptr, {}, {}};
     if (reluformer_moments(&m) != 0) std::exit(1);
-    m.d_sums = d_sums.get(), m.d_squares = d_squares.get();
+    m.d_mean = d_mean.get(), m.d_variance = d_variance.get();
     m.d_y = {d_y.get(), s.heads * Q * D, Q * D, D}, m.d_x = {d_x.get(), s.heads * K * D, K * D, D};
     if (reluformer_moments(&m) != 0) std::exit(1);
     if (Q == 0 || K == 0) return;  // nothing is written where nothing is to be read
-    compare("sums", c, sums.get(), sum, 2e-5);
-    compare("squares", c, squares.get(), square, 2e-5);
+    compare("mean", c, mean.get(), means, 2e-5);
+    compare("variance", c, variance.get(), variances, 2e-5);
     compare("d_y", c, d_y.get(), y_gradient, 2e-5);
     compare("d_x", c, d_x.get(), x_gradient, 2e-5);
 }
@@ -244,7 +257,8 @@ int main() {
         check_values(path);
         for (const Shape& shape : shapes)
             for (bool causal : {false, true})
-                if (!causal || shape.queries <= shape.slots) check_moments(shape, causal, path);
+                for (bool masked : {false, true})
+                    if (!causal || shape.queries <= shape.slots) check_moments(shape, causal, masked, path);
         for (const Shape& shape : shapes)
             for (int bits = 0; bits < 32; ++bits)
                 for (Activation activation : {RELU, RELU_SQUARED, SIGMOID, RELU_EXP}) {

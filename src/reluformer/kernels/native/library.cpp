@@ -126,7 +126,7 @@ void run_backward(const Gradient& gradient) {
     });
 }
 
-// The gradient where one is asked for, else the sums.
+// The gradient where one is asked for, else the moments.
 void run_moments(const Moments& moments) {
     const int64_t heads = moments.batches * moments.heads;
     if (heads == 0 || moments.slots == 0 || moments.queries == 0) return;

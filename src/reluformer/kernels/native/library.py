@@ -20,7 +20,7 @@ from torch import Tensor
 from reluformer.errors import ReluformerError
 from reluformer.kernels.native.sources import source_hash
 
-ABI = 5
+ABI = 6
 PATHS = ("portable", "avx2", "avx512")
 
 
@@ -34,8 +34,13 @@ Tensor3 = tuple[int, int, int]
 _READ = "11q 4d 16q 2q 21q"
 READ = struct.Struct(_READ)
 GRADIENT = struct.Struct(_READ + "16q 12q")
-MOMENTS = struct.Struct("8q 8q 4q 8q")
+MOMENTS = struct.Struct("8q d 8q 2q 4q 8q")
 NOTHING: Tensor3 = (0, 0, 0)
+
+
+def packed_rows(tensor: Tensor) -> Tensor:
+    """With a contiguous last dimension, as the library wants everything."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def tensor4(tensor: Tensor) -> Tensor4:
@@ -92,8 +97,8 @@ class Library:
         """The gradient of one read: the fields of `Gradient`."""
         self._check(self._c.reluformer_backward(GRADIENT.pack(*fields)))
 
-    def moments(self, *fields: int) -> None:
-        """Sums over the scores of rows, or their gradient: the fields of `Moments`."""
+    def moments(self, *fields: float) -> None:
+        """Mean and variance of rows of scores, or their gradient: the fields of `Moments`."""
         self._check(self._c.reluformer_moments(MOMENTS.pack(*fields)))
 
     def weigh_values(self, path: int, out: Tensor, weights: Tensor, values: Tensor) -> None:

@@ -1,5 +1,10 @@
-// Sums over slots of every row's scores and of their squares, without the scores: sum_j x_j and sum_j x_j x_j^T tell
-// them for all slots before a chunk, and only those of the row's own chunk are multiplied one by one. A task is a head.
+// Mean and variance of every row's scores, without the scores: sum_j x_j and sum_j x_j x_j^T tell them for all slots
+// before a chunk, and only those of the row's own chunk are multiplied one by one. A task is a head.
+//
+// Slots are taken less the first visible one, the origin, so that what they have in common costs no digits. With
+// S1 = sum_j y_i . (x_j - origin) and S2 the sum of its squares over the n slots that row i sees:
+//
+//   mean = scale (S1 / n + y_i . origin)        variance = scale^2 (S2 / n - (S1 / n)^2)
 #pragma once
 
 constexpr int64_t CHUNK = 96;  // slots, and rows, taken at a time; a multiple of ROWS and of WIDTH
@@ -7,16 +12,24 @@ constexpr int64_t CHUNK = 96;  // slots, and rows, taken at a time; a multiple o
 // Matrices of one head, rows `stride` apart and zero beyond `width`, so that blocks may stick out.
 struct MomentBuffers {
     int64_t width, stride;
-    float *form, *line, *slots, *rows, *transposed, *products, *result;
+    float *form, *line, *origin, *slots, *rows, *transposed, *products, *result;
+    float* n;                   // how many slots each row of a chunk sees, at least 1
+    float *d_sums, *d_squares;  // the gradients of S1 and S2 of every row
 
-    MomentBuffers(Scratch& scratch, int64_t width) : width(width), stride(round_up(width, WIDTH) + WIDTH) {
+    MomentBuffers(Scratch& scratch, const Moments& moments)
+        : width(moments.width), stride(round_up(moments.width, WIDTH) + WIDTH) {
         form = scratch.take((width + ROWS) * stride);
         line = scratch.take(stride);
+        origin = scratch.take(stride);
         slots = scratch.take(CHUNK * stride);
         rows = scratch.take(CHUNK * stride);
         transposed = scratch.take(CHUNK * width);
         products = scratch.take(CHUNK * CHUNK);
         result = scratch.take(CHUNK * stride);
+        n = scratch.take(CHUNK);
+        const int64_t kept = moments.d_y.data == nullptr ? 0 : moments.queries;
+        d_sums = scratch.take(kept);
+        d_squares = scratch.take(kept);
     }
     void clear() const {
         std::memset(form, 0, sizeof(float) * (width + ROWS) * stride);
@@ -26,25 +39,51 @@ struct MomentBuffers {
 
 inline int64_t moment_floats(const Moments& moments) {
     Scratch counted;
-    MomentBuffers(counted, moments.width);
+    MomentBuffers(counted, moments);
     return counted.used();
 }
 
-// Rows begin .. begin + count of a tensor; the rest of the buffer is zero.
-INLINE void load_rows(const MomentBuffers& buffers, float* to, const Tensor4& from, int64_t b, int64_t h, int64_t begin,
+// The first visible slot; zeros where there is none.
+INLINE void load_origin(const Moments& moments, const MomentBuffers& buffers, int64_t b, int64_t h) {
+    int64_t first = 0;
+    while (first < moments.slots && !moments.visible(b, first)) ++first;
+    std::memset(buffers.origin, 0, sizeof(float) * buffers.stride);
+    if (first < moments.slots) std::memcpy(buffers.origin, moments.x.at(b, h, first), sizeof(float) * buffers.width);
+}
+
+// Queries begin .. begin + count; the rest of the buffer is zero.
+INLINE void load_rows(const Moments& moments, const MomentBuffers& buffers, int64_t b, int64_t h, int64_t begin,
                       int64_t count) {
+    float* to = buffers.rows;
     for (int64_t i = 0; i < CHUNK; ++i, to += buffers.stride) {
-        if (i < count) std::memcpy(to, from.at(b, h, begin + i), sizeof(float) * buffers.width);
+        if (i < count) std::memcpy(to, moments.y.at(b, h, begin + i), sizeof(float) * buffers.width);
         const int64_t empty = i < count ? buffers.width : 0;
         std::memset(to + empty, 0, sizeof(float) * (buffers.stride - empty));
     }
 }
 
-// form += sum over the first `count` rows of a_i b_i^T
+// Slots first .. first + count less the origin; hidden ones and the rest of the buffer are zero.
+INLINE void load_slots(const Moments& moments, const MomentBuffers& buffers, int64_t b, int64_t h, int64_t first,
+                       int64_t count) {
+    float* to = buffers.slots;
+    for (int64_t j = 0; j < CHUNK; ++j, to += buffers.stride) {
+        int64_t c = 0;
+        if (j < count && moments.visible(b, first + j)) {
+            const float* from = moments.x.at(b, h, first + j);
+            for (; c + LANES <= buffers.width; c += LANES) store(to + c, load(from + c) - load(buffers.origin + c));
+            for (; c < buffers.width; ++c) to[c] = from[c] - buffers.origin[c];
+        }
+        std::memset(to + c, 0, sizeof(float) * (buffers.stride - c));
+    }
+}
+
+// form += sum over the first `count` rows of a_i b_i^T; where that is symmetric, the panels left of the diagonal's may be
+// left out.
+template <bool Upper>
 INLINE void add_products(const MomentBuffers& buffers, const float* a, const float* b, int64_t count) {
     const int64_t stride = buffers.stride;
     for (int64_t r = 0; r < buffers.width; r += ROWS)
-        for (int64_t column = 0; column < buffers.width; column += WIDTH) {
+        for (int64_t column = Upper ? r / WIDTH * WIDTH : 0; column < buffers.width; column += WIDTH) {
             float* to = buffers.form + r * stride + column;
             Block block = load_block(to, stride);
             multiply(block, a + r, 1, stride, b + column, stride, count);
@@ -62,15 +101,24 @@ INLINE void add_line(const MomentBuffers& buffers, const float* rows, int64_t co
     }
 }
 
-// result = rows times form, a chunk of them.
+// result = rows times form, a chunk of them; of the upper panels alone, a vector whose product with the row is the same.
+template <bool Upper>
 INLINE void times_form(const MomentBuffers& buffers, const float* rows, int64_t count) {
     const int64_t stride = buffers.stride;
-    for (int64_t column = 0; column < buffers.width; column += WIDTH)
+    for (int64_t column = 0; column < buffers.width; column += WIDTH) {
+        const int64_t right = column + WIDTH < buffers.width ? column + WIDTH : buffers.width;
+        const int64_t above = Upper ? column : 0, end = Upper ? right : buffers.width;
         for (int64_t r = 0; r < count; r += ROWS) {
+            const float* from = rows + r * stride;
             Block block = zero_block();
-            multiply(block, rows + r * stride, stride, 1, buffers.form + column, stride, buffers.width);
+            if (Upper) {  // what lies above the diagonal's panel stands for its mirror image, too
+                multiply(block, from, stride, 1, buffers.form + column, stride, above);
+                for (int i = 0; i < ROWS; ++i) block.at[i][0] += block.at[i][0], block.at[i][1] += block.at[i][1];
+            }
+            multiply(block, from + above, stride, 1, buffers.form + above * stride + column, stride, end - above);
             store_block(buffers.result + r * stride + column, stride, block);
         }
+    }
 }
 
 // products[i][j] = y_i . x_j where row i sees slot j of the chunk, else 0. Row i sees the first seen + i slots.
@@ -108,67 +156,110 @@ struct OwnRows {
 
 INLINE int64_t up_to(int64_t first, int64_t all) { return all - first < CHUNK ? all - first : CHUNK; }
 
+INLINE float at_least_one(int64_t count) { return static_cast<float>(count > 0 ? count : 1); }
+
 // Calls visit(begin, count, seen, first) for rows in `buffers.rows`, when form and line hold the slots before `first` and
 // `buffers.slots` the chunk that begins there, of which the rows see `seen` and on; -1: form and line hold all they see.
-template <class Visit>
+// Of form only the upper panels where these will do.
+template <bool Upper, class Visit>
 INLINE void for_rows(const Moments& moments, const MomentBuffers& buffers, int64_t b, int64_t h, const Visit& visit) {
+    int64_t visible = 0;  // slots before the chunk
     buffers.clear();
+    load_origin(moments, buffers, b, h);
     for (int64_t first = 0; first < moments.slots; first += CHUNK) {
         const int64_t count = up_to(first, moments.slots);
-        load_rows(buffers, buffers.slots, moments.x, b, h, first, count);
+        load_slots(moments, buffers, b, h, first, count);
         if (moments.causal) {
             const OwnRows own(moments, first);
             if (own.count > 0) {
-                load_rows(buffers, buffers.rows, moments.y, b, h, own.begin, own.count);
+                int64_t behind = visible;
+                for (int64_t j = 0; j < own.seen - 1 + own.count; ++j) {
+                    behind += moments.visible(b, first + j);
+                    if (j >= own.seen - 1) buffers.n[j - own.seen + 1] = at_least_one(behind);
+                }
+                load_rows(moments, buffers, b, h, own.begin, own.count);
                 visit(own.begin, own.count, own.seen, first);
             }
         }
-        add_products(buffers, buffers.slots, buffers.slots, count);
+        add_products<Upper>(buffers, buffers.slots, buffers.slots, count);
         add_line(buffers, buffers.slots, count, nullptr);
+        for (int64_t j = first; j < first + count; ++j) visible += moments.visible(b, j);
     }
     if (moments.causal) return;
+    for (int64_t i = 0; i < CHUNK; ++i) buffers.n[i] = at_least_one(visible);
     for (int64_t begin = 0; begin < moments.queries; begin += CHUNK) {
         const int64_t count = up_to(begin, moments.queries);
-        load_rows(buffers, buffers.rows, moments.y, b, h, begin, count);
+        load_rows(moments, buffers, b, h, begin, count);
         visit(begin, count, -1, 0);
     }
 }
 
+// S1 and S2 of row i of the chunk, its own products being known where it has any.
+struct RowSums {
+    float sum, square;
+
+    INLINE RowSums(const MomentBuffers& buffers, int64_t i, bool own) {
+        Vector sums{}, squares{};
+        for (int64_t j = 0; own && j < CHUNK; j += LANES) {
+            const Vector product = load(buffers.products + i * CHUNK + j);
+            sums += product;
+            squares += product * product;
+        }
+        const int64_t wide = buffers.stride - WIDTH;
+        const float* y = buffers.rows + i * buffers.stride;
+        sum = dot(y, buffers.line, wide) + total(sums);
+        square = dot(y, buffers.result + i * buffers.stride, wide) + total(squares);
+    }
+};
+
 inline void moments_forward(const Moments& moments, float* memory, int64_t b, int64_t h) {
     Scratch scratch(memory);
-    const MomentBuffers buffers(scratch, moments.width);
-    const int64_t at = (b * moments.heads + h) * moments.queries, stride = buffers.stride;
-    for_rows(moments, buffers, b, h, [&](int64_t begin, int64_t count, int64_t seen, int64_t) {
-        times_form(buffers, buffers.rows, count);
+    const MomentBuffers buffers(scratch, moments);
+    const int64_t at = (b * moments.heads + h) * moments.queries, wide = buffers.stride - WIDTH;
+    const float scale = static_cast<float>(moments.scale);
+    for_rows<true>(moments, buffers, b, h, [&](int64_t begin, int64_t count, int64_t seen, int64_t) {
+        times_form<true>(buffers, buffers.rows, count);
         if (seen >= 0) own_products(buffers, count, seen);
         for (int64_t i = 0; i < count; ++i) {
-            const float* y = buffers.rows + i * stride;
-            Vector sum{}, square{};
-            for (int64_t j = 0; seen >= 0 && j < CHUNK; j += LANES) {
-                const Vector product = load(buffers.products + i * CHUNK + j);
-                sum += product;
-                square += product * product;
-            }
-            const int64_t wide = round_up(moments.width, WIDTH);
-            moments.sums[at + begin + i] = dot(y, buffers.line, wide) + total(sum);
-            moments.squares[at + begin + i] = dot(y, buffers.result + i * stride, wide) + total(square);
+            const RowSums sums(buffers, i, seen >= 0);
+            const float away = sums.sum / buffers.n[i], variance = sums.square / buffers.n[i] - away * away;
+            const float origin = dot(buffers.rows + i * buffers.stride, buffers.origin, wide);
+            moments.mean[at + begin + i] = scale * (away + origin);
+            moments.variance[at + begin + i] = variance < 0 ? 0.0f : scale * scale * variance;
         }
     });
 }
 
-// d_y_i = sum_j (d1_i + 2 d2_i y_i . x_j) x_j, and of the own chunk also d_x_j += sum_i (the same factor) y_i.
+// From the gradients of mean and variance to those of S1 and S2, of the rows of a chunk.
+INLINE void sum_gradients(const Moments& moments, const MomentBuffers& buffers, int64_t b, int64_t h, int64_t begin,
+                          int64_t count, bool own) {
+    const int64_t at = (b * moments.heads + h) * moments.queries + begin;
+    const float scale = static_cast<float>(moments.scale);
+    for (int64_t i = 0; i < count; ++i) {
+        const float n = buffers.n[i], away = RowSums(buffers, i, own).sum / n;
+        const float d_variance = moments.variance[at + i] == 0 ? 0.0f : scale * scale * moments.d_variance[at + i] / n;
+        buffers.d_squares[begin + i] = d_variance;
+        buffers.d_sums[begin + i] = scale * moments.d_mean[at + i] / n - 2 * d_variance * away;
+    }
+}
+
+// d_y_i = sum_j (d1_i + 2 d2_i y_i . x_j) x_j + scale d_mean_i origin, and of the own chunk also
+// d_x_j = sum_i (the same factor) y_i.
 INLINE void query_gradients(const Moments& moments, const MomentBuffers& buffers, int64_t b, int64_t h) {
     const int64_t at = (b * moments.heads + h) * moments.queries, stride = buffers.stride;
-    for_rows(moments, buffers, b, h, [&](int64_t begin, int64_t count, int64_t seen, int64_t first) {
-        const float *d1 = moments.d_sums + at + begin, *d2 = moments.d_squares + at + begin;
-        times_form(buffers, buffers.rows, count);
+    const float scale = static_cast<float>(moments.scale);
+    for_rows<false>(moments, buffers, b, h, [&](int64_t begin, int64_t count, int64_t seen, int64_t first) {
+        const float *d1 = buffers.d_sums + begin, *d2 = buffers.d_squares + begin, *d_mean = moments.d_mean + at + begin;
+        times_form<false>(buffers, buffers.rows, count);
+        if (seen >= 0) own_products(buffers, count, seen);
+        sum_gradients(moments, buffers, b, h, begin, count, seen >= 0);
         for (int64_t i = 0; i < count; ++i) {
             float* row = buffers.result + i * stride;
             for (int64_t c = 0; c < stride - WIDTH; c += LANES)
-                store(row + c, load(row + c) * (2 * d2[i]) + load(buffers.line + c) * d1[i]);
+                store(row + c, load(row + c) * (2 * d2[i]) + load(buffers.line + c) * d1[i] +
+                                   load(buffers.origin + c) * (scale * d_mean[i]));
         }
         if (seen >= 0) {
-            own_products(buffers, count, seen);
             for (int64_t i = 0; i < CHUNK; ++i) {
                 float* row = buffers.products + i * CHUNK;
                 for (int64_t j = 0; j < CHUNK; ++j)
@@ -198,17 +289,17 @@ INLINE void query_gradients(const Moments& moments, const MomentBuffers& buffers
 
 // d_x_j += sum over the rows after its chunk of (d1_i + 2 d2_i y_i . x_j) y_i, by way of sum d2_i y_i y_i^T and sum d1_i y_i.
 INLINE void slot_gradients(const Moments& moments, const MomentBuffers& buffers, int64_t b, int64_t h) {
-    const int64_t at = (b * moments.heads + h) * moments.queries, stride = buffers.stride;
+    const int64_t stride = buffers.stride;
     const auto add_rows = [&](int64_t begin, int64_t count) {
-        load_rows(buffers, buffers.rows, moments.y, b, h, begin, count);
+        load_rows(moments, buffers, b, h, begin, count);
         std::memcpy(buffers.slots, buffers.rows, sizeof(float) * CHUNK * stride);
         for (int64_t i = 0; i < count; ++i)
             for (int64_t c = 0; c < stride; c += LANES) {
                 float* weighed = buffers.slots + i * stride + c;
-                store(weighed, load(weighed) * (2 * moments.d_squares[at + begin + i]));
+                store(weighed, load(weighed) * (2 * buffers.d_squares[begin + i]));
             }
-        add_products(buffers, buffers.rows, buffers.slots, count);
-        add_line(buffers, buffers.rows, count, moments.d_sums + at + begin);
+        add_products<false>(buffers, buffers.rows, buffers.slots, count);
+        add_line(buffers, buffers.rows, count, buffers.d_sums + begin);
     };
     buffers.clear();
     if (!moments.causal)
@@ -216,13 +307,13 @@ INLINE void slot_gradients(const Moments& moments, const MomentBuffers& buffers,
     for (int64_t first = (moments.slots - 1) / CHUNK * CHUNK; first >= 0; first -= CHUNK) {
         const int64_t count = up_to(first, moments.slots);
         const OwnRows own(moments, first);
-        load_rows(buffers, buffers.slots, moments.x, b, h, first, count);
-        times_form(buffers, buffers.slots, count);
+        load_slots(moments, buffers, b, h, first, count);
+        times_form<false>(buffers, buffers.slots, count);
         for (int64_t j = 0; j < count; ++j) {
             float* to = moments.d_x.at(b, h, first + j);
-            const bool begun = moments.causal && own.count > 0;
+            const bool begun = moments.causal && own.count > 0, visible = moments.visible(b, first + j);
             for (int64_t c = 0; c < moments.width; ++c)
-                to[c] = (begun ? to[c] : 0.0f) + buffers.result[j * stride + c] + buffers.line[c];
+                to[c] = visible ? (begun ? to[c] : 0.0f) + buffers.result[j * stride + c] + buffers.line[c] : 0.0f;
         }
         if (moments.causal && own.count > 0) add_rows(own.begin, own.count);
     }
@@ -230,7 +321,7 @@ INLINE void slot_gradients(const Moments& moments, const MomentBuffers& buffers,
 
 inline void moments_backward(const Moments& moments, float* memory, int64_t b, int64_t h) {
     Scratch scratch(memory);
-    const MomentBuffers buffers(scratch, moments.width);
+    const MomentBuffers buffers(scratch, moments);
     query_gradients(moments, buffers, b, h);
     slot_gradients(moments, buffers, b, h);
 }

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#define RELUFORMER_ABI 5
+#define RELUFORMER_ABI 6
 
 // A float32 tensor (B, H, T, width): element strides of the first three, the last is contiguous.
 struct Tensor4 {
@@ -45,13 +45,18 @@ struct Problem {
     Tensor3 row_sum, entropy, zero_fraction;
 };
 
-// sum_j y_i . x_j and sum_j (y_i . x_j)^2 over the slots up to a row's own position, or over all of them.
+// Mean and variance of scale y_i . x_j over the slots that row i sees.
 struct Moments {
     int64_t batches, heads, queries, slots, width, causal, threads, path;
+    double scale;
     Tensor4 y, x;
-    float *sums, *squares;            // (B, H, Tq), contiguous
-    const float *d_sums, *d_squares;  // likewise; for the gradient alone, as the rest
+    const uint8_t* key_mask;  // (B, Tk), 1 = visible, or null
+    int64_t mask_batch;       // its element stride along B
+    float *mean, *variance;   // (B, H, Tq), contiguous
+    const float *d_mean, *d_variance;  // likewise; for the gradient alone, as the rest
     Tensor4 d_y, d_x;
+
+    bool visible(int64_t b, int64_t slot) const { return key_mask == nullptr || key_mask[b * mask_batch + slot]; }
 };
 
 struct Gradient {

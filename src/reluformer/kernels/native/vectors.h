@@ -79,14 +79,14 @@ INLINE Vector logarithm(Vector x) {
 
 // e^x for x in [-87, 88], relative error below 1e-6; e^0 is exactly 1.
 INLINE Vector exponential_within(Vector x) {
+    constexpr bool fused = LANES > 4;  // a product and a sum are rounded once, so that one part of log 2 will do
     const Vector shifted = x * 1.44269504f + 12582912.0f;  // rounds to an integer, which then lies in the lowest bits
     const Vector n = shifted - 12582912.0f;
-    Vector r = x - n * 0.693145752f - n * 1.42860677e-6f;      // log 2 in two parts
-    Vector p = filled(0.00138368458f);
-    p = p * r + 0.00837481581f;
-    p = p * r + 0.0416682251f;
-    p = p * r + 0.166664198f;
-    p = p * r + 0.499999911f;
+    const Vector r = fused ? x - n * 0.693147182f : x - n * 0.693145752f - n * 1.42860677e-6f;
+    Vector p = filled(0.00831250101f);
+    p = p * r + 0.0418903306f;
+    p = p * r + 0.166671157f;
+    p = p * r + 0.499992311f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
     return reinterpret_cast<Vector>(reinterpret_cast<Integers>(p) + (reinterpret_cast<Integers>(shifted) << 23));  // 2^n p
