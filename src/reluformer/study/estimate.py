@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -21,8 +20,10 @@ from reluformer.training.optimizer import adamw
 
 SENTENCE_TOKENS = 32
 """Taken as the length of a sentence."""
-WARM_UP_CELLS = 2048
+WARM_UP_CELLS = 1024
 """Most tokens of a measured update: the rate of a larger batch is taken to be the same."""
+LONG_SECONDS = 4.0
+"""An update that takes so long is measured once; else the second one is, as the first pays for the start."""
 OTHER_SECONDS = {"examination": 120.0, "reads": 5.0, "speed": 300.0}
 """Taken for what is not measured."""
 
@@ -39,57 +40,66 @@ class Estimate:
 
 def estimate(plan: Plan, addresses: Iterable[str], told: Callable[[str], None] = lambda what: None) -> Estimate:
     """Over these runs of the plan; every distinct model and length is measured once."""
-    measured: dict[str, float] = {}
-    runs, tokens, seconds = 0, 0, 0.0
-    for address in addresses:
-        run = plan.runs[address]
-        runs += 1
-        if run.kind not in ("training", "recall"):
-            seconds += OTHER_SECONDS[run.kind]
-            continue
-        training = run.content["training"]
-        amount = _cells(training) if run.kind == "training" else int(training["updates"])
-        tokens += amount if run.kind == "training" else 0
-        key = _key(run)
-        if key not in measured:
-            told(plan.titles[address])
-            measured[key] = _seconds_a_cell(run) if run.kind == "training" else _seconds_an_update(run)
-        seconds += amount * measured[key]
-    return Estimate(runs, tokens, seconds)
+    runs = [plan.runs[address] for address in addresses]
+    learning = [run for run in runs if run.kind in ("training", "recall")]
+    kinds = {_key(run): run for run in learning}
+    measured = {}
+    for i, (key, run) in enumerate(kinds.items(), start=1):
+        told(f"{i} of {len(kinds)}: {plan.titles[run.address]}")
+        measured[key] = _seconds_a_cell(run) if run.kind == "training" else _seconds_an_update(run)
+    seconds = sum(OTHER_SECONDS[run.kind] for run in runs if run.kind in OTHER_SECONDS)
+    seconds += sum(_amount(run) * measured[_key(run)] for run in learning)
+    tokens = sum(_amount(run) for run in learning if run.kind == "training")
+    return Estimate(len(runs), tokens, seconds)
 
 
-def _cells(training: dict[str, Any]) -> int:
-    return int(training["updates"]) * int(training["tokens_per_batch"]) * int(training.get("accumulate", 1))
+def _amount(run: Run) -> int:
+    """Cells of a training, updates of a recall."""
+    training = run.content["training"]
+    updates = int(training["updates"])
+    if run.kind == "recall":
+        return updates
+    return updates * int(training["tokens_per_batch"]) * int(training.get("accumulate", 1))
 
 
 def _key(run: Run) -> str:
     """What decides the speed of a run."""
-    content = dict(run.content)
-    training = {k: v for k, v in content["training"].items() if k not in ("seed", "lr", "updates", "warmup")}
-    kept = {k: v for k, v in content.items() if k not in ("training", "trials", "start", "test", "data")}
-    return json.dumps([kept, training, content.get("data", {}).get("segments")], sort_keys=True)
+    content, training = run.content, run.content["training"]
+    if run.kind == "recall":
+        sizes = [training[name] for name in ("memories", "queries", "slots")]
+        return json.dumps([content["task"], content["rule"], content["model"], sizes], sort_keys=True)
+    names = ("tokens_per_batch", "label_smoothing", "regularizer", "precision", "device")
+    data = content["data"]
+    options = [training.get(name) for name in names]
+    return json.dumps([content["model"], data["segments"], data["tokenizer"], options], sort_keys=True)
 
 
 def _seconds_a_cell(run: Run) -> float:
+    """Where the training would run; on a CPU in float32."""
     content = run.content
     tokens = content["data"]["segments"]["segment_tokens"]
     length = SENTENCE_TOKENS if tokens == "sentence" else int(tokens)
     training = TrainingConfig(**{**content["training"], "lr": 1e-4})
+    on_gpu = training.device == "auto" and torch.cuda.is_available()
+    device = torch.device("cuda" if on_gpu else "cpu")
     vocabulary = int(content["data"]["tokenizer"]["vocab_size"])
-    model = ReLUFormer(ModelRecipe(**model_of(content["model"])).with_vocabulary(vocabulary))
+    model = ReLUFormer(ModelRecipe(**model_of(content["model"])).with_vocabulary(vocabulary)).to(device)
     objective = Objective(model, training.label_smoothing, training.regularizer)
     optimizer = adamw(objective, training)
     rows = max(1, min(training.tokens_per_batch, WARM_UP_CELLS) // length)
-    batch = [torch.randint(8, vocabulary, (rows, length)) for _ in range(3)]
+    batch = [torch.randint(8, vocabulary, (rows, length), device=device) for _ in range(3)]
 
     def update() -> None:
-        sums = objective(*batch)
-        loss = sums.smoothed / batch[2].numel()
-        if sums.regularizer is not None:
-            loss = loss + sums.regularizer.loss(training.regularizer or RegularizerConfig())
+        with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu and training.precision == "bf16"):
+            sums = objective(*batch)
+            loss = sums.smoothed / batch[2].numel()
+            if sums.regularizer is not None:
+                loss = loss + sums.regularizer.loss(training.regularizer or RegularizerConfig())
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        if on_gpu:
+            torch.cuda.synchronize()
 
     return _seconds(update) / (rows * length)
 
@@ -108,8 +118,11 @@ def _seconds_an_update(run: Run) -> float:
 
 
 def _seconds(update: Callable[[], None]) -> float:
-    """Of the second update: the first one pays for the start."""
-    update()
-    began = time.perf_counter()
-    update()
-    return time.perf_counter() - began
+    seconds = LONG_SECONDS
+    for _ in range(2):
+        began = time.perf_counter()
+        update()
+        seconds = time.perf_counter() - began
+        if seconds >= LONG_SECONDS:
+            break
+    return seconds

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+
+from reluformer.study import estimate as estimating
+from reluformer.study.plan import Run, make_plan
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
+    """The runs that were measured; every cell or update takes two seconds."""
+    runs: list[Run] = []
+
+    def seconds(run: Run) -> float:
+        runs.append(run)
+        return 2.0
+
+    monkeypatch.setattr(estimating, "_seconds_a_cell", seconds)
+    monkeypatch.setattr(estimating, "_seconds_an_update", seconds)
+    return runs
+
+
+def test_what_differs_in_seed_length_or_learning_rate_alone_is_measured_once(measured: list[Run]) -> None:
+    plan, told = make_plan(["ffn"], "small", 3), list[str]()
+    found = estimating.estimate(plan, list(plan.runs), told.append)
+    trainings = [run for run in plan.runs.values() if run.kind == "training"]
+    assert len(trainings) == 25 and len(measured) == 5
+    assert [line.split(":")[0] for line in told] == [f"{i} of 5" for i in range(1, 6)]
+    cells = sum(run.content["training"]["updates"] * 1500 for run in trainings)
+    assert (found.runs, found.target_tokens) == (40, cells)
+    assert found.seconds == 2 * cells + 15 * estimating.OTHER_SECONDS["examination"]
+
+
+def test_other_sizes_rules_and_terms_are_measured_on_their_own(measured: list[Run]) -> None:
+    plan = make_plan(["recall", "regularizer"], "small", 1)
+    estimating.estimate(plan, list(plan.runs))
+    recalls = [run.content for run in measured if run.kind == "recall"]
+    assert {content["training"]["slots"] for content in recalls} == {128, 1024}
+    assert len({(str(c["task"]), str(c["rule"]), c["training"]["slots"]) for c in recalls}) == len(recalls)
+    terms = [run.content["training"].get("regularizer") for run in measured if run.kind == "training"]
+    assert len(terms) == 10 and len([term for term in terms if term]) == 6
+
+
+def test_a_long_update_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    updates = []
+    monkeypatch.setattr(estimating, "LONG_SECONDS", 0.0)
+    assert estimating._seconds(lambda: updates.append(1)) >= 0
+    assert len(updates) == 1
