@@ -26,6 +26,7 @@ def test_what_differs_in_seed_length_or_learning_rate_alone_is_measured_once(mea
     trainings = [run for run in plan.runs.values() if run.kind == "training"]
     assert len(trainings) == 25 and len(measured) == 5
     assert [line.split(":")[0] for line in told] == [f"{i} of 5" for i in range(1, 6)]
+    assert (found.kinds, found.measured) == (5, 5)
     cells = sum(run.content["training"]["updates"] * 1500 for run in trainings)
     assert (found.runs, found.target_tokens) == (40, cells)
     assert found.seconds == 2 * cells + 15 * estimating.OTHER_SECONDS["examination"]
@@ -46,3 +47,22 @@ def test_a_long_update_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(estimating, "LONG_SECONDS", 0.0)
     assert estimating._seconds(lambda: updates.append(1)) >= 0
     assert len(updates) == 1
+
+
+def test_what_patience_does_not_reach_is_taken_to_be_like_its_neighbours(
+    measured: list[Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimating, "PATIENCE", -1.0)
+    plan = make_plan(["ffn", "recall"], "small", 1)
+    found = estimating.estimate(plan, list(plan.runs))
+    assert {run.kind for run in measured} == {"training", "recall"} and len(measured) == found.measured == 2
+    assert found.kinds > 30
+    everything = 2 * sum(estimating._amount(run) for run in plan.runs.values() if run.kind in ("training", "recall"))
+    assert found.seconds == everything + 5 * estimating.OTHER_SECONDS["examination"]
+
+
+def test_neighbours_are_of_the_same_kind() -> None:
+    plan = make_plan(["ffn", "recall"], "small", 1)
+    trainings = [run for run in plan.runs.values() if run.kind == "training"][:3]
+    kinds = [*trainings, *[run for run in plan.runs.values() if run.kind == "recall"][:3]]
+    assert [estimating._nearest(i, kinds, [0, 2, 5]) for i in range(6)] == [0, 0, 2, 5, 5, 5]

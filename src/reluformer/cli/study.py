@@ -134,6 +134,8 @@ def _dry_run(plan: Plan, folder: StudyFolder, shard: str, jobs: int, as_json: bo
         "core_hours": round(found.seconds / 3600, 2),
         "hours": round(found.seconds / 3600 / jobs, 2),
         "jobs": jobs,
+        "kinds": found.kinds,
+        "kinds_measured": found.measured,
     }
     if as_json:
         runs = {address: plan.titles[address] for address in addresses}
@@ -145,9 +147,11 @@ def _dry_run(plan: Plan, folder: StudyFolder, shard: str, jobs: int, as_json: bo
     for address in addresses:
         table.add_row(address, plan.titles[address], plan.runs[address].kind, "to do" if address in left else "done")
     console.print(table)
+    all_measured = found.measured == found.kinds
     console.print(
         f"{len(left)} of {len(addresses)} runs to do, {found.target_tokens / 1e6:,.1f} million target tokens; about "
-        f"{figures['hours']:,.1f} hours with {jobs} at a time on a machine like this one, measured on one process."
+        f"{figures['hours']:,.1f} hours with {jobs} at a time on a machine like this one, measured on one process"
+        + ("." if all_measured else f" ({found.measured} of {found.kinds} kinds of runs, as the rest would take long).")
     )
 
 

@@ -1,4 +1,4 @@
-"""How long a plan will take here: a few measured updates of each kind of training, nothing prepared, nothing kept."""
+"""How long a plan will take here: a few measured updates of each kind of training; nothing is prepared or kept."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ WARM_UP_CELLS = 1024
 """Most tokens of a measured update: the rate of a larger batch is taken to be the same."""
 LONG_SECONDS = 4.0
 """An update that takes so long is measured once; else the second one is, as the first pays for the start."""
+PATIENCE = 90.0
+"""After so many seconds, kinds of runs that were not measured are taken to be like the nearest that was."""
+STEP = 8
+"""Kinds are measured in rounds, every so many-th in a round, so that each has a measured one near it early."""
 OTHER_SECONDS = {"examination": 120.0, "reads": 5.0, "speed": 300.0}
 """Taken for what is not measured."""
 
@@ -36,21 +40,41 @@ class Estimate:
     target_tokens: int
     seconds: float
     """On one process; several at a time share it."""
+    kinds: int
+    """Kinds of runs that differ in speed."""
+    measured: int
+    """How many of them were measured; the others are taken to be like their neighbours."""
 
 
 def estimate(plan: Plan, addresses: Iterable[str], told: Callable[[str], None] = lambda what: None) -> Estimate:
-    """Over these runs of the plan; every distinct model and length is measured once."""
+    """Over these runs of the plan; every distinct model and length is measured once, as long as patience lasts."""
     runs = [plan.runs[address] for address in addresses]
     learning = [run for run in runs if run.kind in ("training", "recall")]
     kinds = {_key(run): run for run in learning}
-    measured = {}
-    for i, (key, run) in enumerate(kinds.items(), start=1):
-        told(f"{i} of {len(kinds)}: {plan.titles[run.address]}")
-        measured[key] = _seconds_a_cell(run) if run.kind == "training" else _seconds_an_update(run)
+    rates = _rates(list(kinds.values()), lambda i, run: told(f"{i} of {len(kinds)}: {plan.titles[run.address]}"))
+    rate = {key: rates[_nearest(i, list(kinds.values()), rates)] for i, key in enumerate(kinds)}
     seconds = sum(OTHER_SECONDS[run.kind] for run in runs if run.kind in OTHER_SECONDS)
-    seconds += sum(_amount(run) * measured[_key(run)] for run in learning)
+    seconds += sum(_amount(run) * rate[_key(run)] for run in learning)
     tokens = sum(_amount(run) for run in learning if run.kind == "training")
-    return Estimate(len(runs), tokens, seconds)
+    return Estimate(len(runs), tokens, seconds, len(kinds), len(rates))
+
+
+def _rates(kinds: list[Run], told: Callable[[int, Run], None]) -> dict[int, float]:
+    """Seconds a cell or an update of these, by place; at least the first of trainings and of recalls."""
+    rates: dict[int, float] = {}
+    began = time.perf_counter()
+    firsts = {run.kind: i for i, run in reversed(list(enumerate(kinds)))}
+    rounds = (i for start in range(STEP) for i in range(start, len(kinds), STEP))
+    for i in dict.fromkeys([*firsts.values(), *rounds]):
+        if len(rates) >= len(firsts) and time.perf_counter() - began > PATIENCE:
+            break
+        told(len(rates) + 1, kinds[i])
+        rates[i] = _seconds_a_cell(kinds[i]) if kinds[i].kind == "training" else _seconds_an_update(kinds[i])
+    return rates
+
+
+def _nearest(place: int, kinds: list[Run], measured: Iterable[int]) -> int:
+    return min((i for i in measured if kinds[i].kind == kinds[place].kind), key=lambda i: abs(i - place))
 
 
 def _amount(run: Run) -> int:
