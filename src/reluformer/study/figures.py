@@ -52,15 +52,17 @@ def _metrics(figure: Figure) -> list[str]:
     return [figure.metric] if isinstance(figure.metric, str) else figure.metric
 
 
-def _point(x: float | str, values: Sequence[float]) -> dict[str, Any]:
-    """Mean and interval; `diverged` counts the seeds that did."""
+def _point(x: float | str, values: Sequence[float], log: bool = False) -> dict[str, Any]:
+    """Mean and interval, for a logarithmic axis of the logarithms; `diverged` counts the seeds that did."""
     finite = [value for value in values if math.isfinite(value)]
     point: dict[str, Any] = {"x": x, "seeds": len(values), "diverged": len(values) - len(finite)}
     if finite:
-        found = interval(finite)
-        point["y"], point["values"] = found.mean, finite
+        log = log and min(finite) > 0
+        found = interval([math.log(value) for value in finite] if log else finite)
+        mean, low, high = (math.exp(min(y, 700.0)) if log else y for y in (found.mean, found.low, found.high))
+        point["y"], point["values"] = mean, finite
         if len(finite) > 1:
-            point["low"], point["high"] = found.low, found.high
+            point["low"], point["high"] = low, high
     return point
 
 
@@ -86,7 +88,8 @@ def _lines(figure: Figure, experiment: str, gathered: Gathered) -> list[dict[str
             values = gathered.values(experiment, figure.part, place, metric)
             label = " ".join(label for axis, label in place.items() if axis != figure.x)
             if values:
-                series.setdefault(label, []).append(_point(float(place[figure.x]), list(values.values())))
+                point = _point(float(place[figure.x]), list(values.values()), "y" in figure.log)
+                series.setdefault(label, []).append(point)
         listed = [{"label": label, "points": points} for label, points in series.items()]
         panels.append({"title": "", "xlabel": figure.x, "ylabel": measures.measure(metric).label, "series": listed})
     return panels
@@ -108,7 +111,7 @@ def _series(figure: Figure, experiment: str, gathered: Gathered) -> list[dict[st
             empty = {"title": title, "xlabel": known.along, "ylabel": known.label, "series": []}
             panel = panels.setdefault((metric, title), empty)
             if by_x:
-                points = [_point(x, values) for x, values in by_x.items()]
+                points = [_point(x, values, "y" in figure.log) for x, values in by_x.items()]
                 panel["series"].append({"label": label, "points": points})
             if by_x and known.ceiling is not None:
                 panel["ceiling"] = known.ceiling(next(iter(seeds)))
@@ -129,7 +132,8 @@ def _reads(figure: Figure, experiment: str, gathered: Gathered) -> list[dict[str
             series = panels.setdefault(correlation, empty)["series"]
             if not series or series[-1]["label"] != place["rule"]:
                 series.append({"label": place["rule"], "points": [], "theory": []})
-            series[-1]["points"].append(_point(slots, [p["measured"] for p in points]))
+            measured = [point["measured"] for point in points]
+            series[-1]["points"].append(_point(slots, measured, "y" in figure.log))
             if points[0]["theory"] is not None:
                 series[-1]["theory"].append([slots, points[0]["theory"]])
     return list(panels.values())
@@ -214,6 +218,9 @@ def _draw_lines(axis: Any, panel: Mapping[str, Any], data: Mapping[str, Any]) ->
         axis.set_xscale("log", base=2)
     if data["log_y"]:
         axis.set_yscale("log")
+        seen = [value for s in panel["series"] for p in s["points"] for value in p.get("values", ()) if value > 0]
+        if seen:  # an interval over few seeds may be wide; the measured points decide what is shown
+            axis.set_ylim(min(seen) / 2, max(seen) * 2)
     axis.set(xlabel=panel["xlabel"], ylabel=panel["ylabel"])
     if any(isinstance(p["x"], str) for s in panel["series"] for p in s["points"]):
         axis.tick_params(axis="x", rotation=90)

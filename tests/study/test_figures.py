@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from reluformer.study import figures
+
+pytest.importorskip("matplotlib", reason="figures are drawn with matplotlib")
+
+
+def test_a_logarithmic_axis_shows_the_mean_and_interval_of_the_logarithms() -> None:
+    plain, log = (figures._point(1, [0.001, 0.1, 0.01], log) for log in (False, True))
+    assert plain["y"] == pytest.approx(0.037) and plain["low"] < 0
+    assert log["y"] == pytest.approx(0.01) and 0 < log["low"] < 0.001
+    assert log["low"] * log["high"] == pytest.approx(0.01**2)
+    assert log["values"] == [0.001, 0.1, 0.01]
+
+
+def test_a_point_without_a_logarithm_or_interval() -> None:
+    assert figures._point(1, [0.0, 2.0], True)["y"] == 1.0
+    alone = figures._point("e0", [4.0, math.inf], True)
+    assert (alone["y"], alone["seeds"], alone["diverged"]) == (pytest.approx(4.0), 2, 1)
+    assert "low" not in alone
+    assert math.isfinite(figures._point(1, [1e-300, 1e300], True)["high"])
+
+
+def test_a_wide_interval_does_not_decide_what_a_logarithmic_axis_shows() -> None:
+    from matplotlib import pyplot as plt
+
+    points = [figures._point(x, [0.01, 1.0], True) for x in (1, 2)]
+    panel: dict[str, Any] = {"title": "", "xlabel": "x", "ylabel": "y", "series": [{"label": "relu", "points": points}]}
+    drawn = figures.draw({"kind": "lines", "log_x": False, "log_y": True, "panels": [panel]})
+    assert drawn.axes[0].get_ylim() == pytest.approx((0.005, 2.0))
+    plt.close(drawn)
