@@ -141,3 +141,23 @@ def test_hooks_are_taken_off_after_an_error() -> None:
 def test_bad_input() -> None:
     with pytest.raises(ArgumentError, match="at least 1"):
         Telemetry(model_and_batch()[0], every=0)
+
+
+def test_gradients_are_added_head_by_head_after_the_backward_pass() -> None:
+    model, source, target = model_and_batch()
+    telemetry = Telemetry(model)
+    with telemetry.watch(0):
+        logits = model(source, target).logits
+    telemetry.look_at_gradients()
+    assert all(read.query_gradient is None for read in telemetry.latest.values())
+    logits.square().sum().backward()
+    telemetry.look_at_gradients()
+    attention, ffn = model.encoder[0].attention.layer, model.encoder[0].ffn.layer
+    seen = telemetry.latest["encoder.0.attention"]
+    gradients = (attention.query.weight.grad, *attention.key_value.weight.grad.chunk(2))
+    found = (seen.query_gradient, seen.key_gradient, seen.value_gradient)
+    for norms, gradient in zip(found, gradients, strict=True):
+        assert norms == pytest.approx([float(head.norm()) for head in gradient.chunk(2)])
+    learned = telemetry.latest["encoder.0.ffn"]
+    assert learned.query_gradient is None
+    assert learned.value_gradient == pytest.approx([float(ffn.values.weight.grad.norm())])

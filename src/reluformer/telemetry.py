@@ -8,6 +8,8 @@ path whether it is watched or not.
     with telemetry.watch(step, source_mask, target_mask):
         output = model(source, target, source_mask)
     telemetry.latest                      # {"encoder.0.attention": ReadTelemetry(...), ...}
+    loss.backward()
+    telemetry.look_at_gradients()         # adds them to `latest`
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -55,6 +57,11 @@ class ReadTelemetry:
     """Share of the row's sum on the top 0.2 % of the slots; None below 500 slots."""
     dead_by_position: dict[str, float]
     """Share of dead rows at positions 0, 1, 2-3, 4-7, ..."""
+    query_gradient: list[float] | None = None
+    """Norm of the gradient of the weights that make the queries; None for an FFN, whose queries are not made, and where
+    gradients were not looked at, as with the other two."""
+    key_gradient: list[float] | None = None
+    value_gradient: list[float] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -107,6 +114,12 @@ class Telemetry:
             for name, found in seen.items()
             if found.fields
         }
+
+    def look_at_gradients(self) -> None:
+        """Add the norms of the gradients to `latest`, after the backward pass; of sharded ones nothing is known."""
+        for name, read in self.latest.items():
+            query, key, value = _gradient_norms(self._sublayers[name].layer)
+            self.latest[name] = replace(read, query_gradient=query, key_gradient=key, value_gradient=value)
 
     def _hooks(
         self, sublayer: Sublayer, seen: _Seen, rows_mask: Tensor | None, generator: torch.Generator
@@ -196,6 +209,22 @@ def _without_grad(hook: Callable[..., None]) -> Callable[..., None]:
             hook(*args)
 
     return quiet
+
+
+def _gradient_norms(layer: Attention | FeedForward) -> tuple[list[float] | None, ...]:
+    """Into what makes queries, keys and values, head by head."""
+    if isinstance(layer, FeedForward):
+        return None, _norms(layer.keys.weight, 1), _norms(layer.values.weight, 1)
+    both = _norms(layer.key_value.weight, 2 * layer.heads)
+    key, value = (None, None) if both is None else (both[: layer.heads], both[layer.heads :])
+    return _norms(layer.query.weight, layer.heads), key, value
+
+
+def _norms(weight: Tensor, parts: int) -> list[float] | None:
+    gradient = weight.grad
+    if type(gradient) is not Tensor:  # none, or spread over processes
+        return None
+    return [float(norm) for norm in gradient.float().reshape(parts, -1).norm(dim=1)]
 
 
 def _some(x: Tensor, mask: Tensor | None) -> Tensor:

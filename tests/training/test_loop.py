@@ -201,6 +201,7 @@ def test_telemetry_stands_in_the_log_as_valid_json(make_recipe: Any, prepared: P
     events = RunDirectory(tmp_path / "run").log.events("telemetry")
     assert [event["step"] for event in events] == [4, 8]
     assert events[0]["reads"]["encoder.0.attention"]["rule"] == "relu"
+    assert all(norm > 0 for norm in events[0]["reads"]["encoder.0.attention"]["query_gradient"])
     assert "NaN" not in (tmp_path / "run/log.jsonl").read_text()
 
 

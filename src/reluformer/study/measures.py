@@ -250,6 +250,8 @@ SERIES: dict[str, Series] = {
     "row_sum_by_step": Series("row sum", "update", _by_step(False, _read("row_sum"))),
     "zeros_by_step": Series("weights exactly zero", "update", _by_step(False, _read("zero_fraction"))),
     "dead_by_step": Series("rows without a weight", "update", _by_step(False, _read("dead"))),
+    "query_gradient_by_step": Series("gradient into queries", "update", _by_step(False, _read("query_gradient"))),
+    "value_gradient_by_step": Series("gradient into values", "update", _by_step(False, _read("value_gradient"))),
     "accuracy_by_slots": Series("share of right answers", "slots", _tested("accuracy"), _tested("ceiling")),
     "loss_by_length": Series(
         "cross-entropy", "tokens of a document", lambda r: [(int(n), f["loss"]) for n, f in _losses(r).items()]

@@ -24,6 +24,7 @@ from reluformer.training.run import RunDirectory
 TELEMETRY = (
     *("read_variance", "output_variance", "residual_variance", "zero_fraction", "entropy", "row_sum"),
     *("dead", "margin_active", "anisotropy", "top_mass", "slots"),
+    *("query_gradient", "key_gradient", "value_gradient"),
 )
 """What is kept of every read, as a mean over its heads."""
 

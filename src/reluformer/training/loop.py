@@ -147,6 +147,8 @@ class Trainer:
                     loss = loss + self._regularizer(part, rows) * (tokens[i] / total)
                 self.processes.accelerator.backward(loss)
             sums.append(self._measured(part))
+        if self.processes.is_main and step % self.telemetry.every == 0:
+            self._log_telemetry()
         interval = Interval.from_sums(self.processes.sum(torch.stack(sums).sum(0).tolist()), total, batches)
         if not interval.finite:
             self._diverged(step, batches, "loss")
@@ -168,10 +170,13 @@ class Trainer:
         watch = watching and not self.config.compile
         with self.telemetry.watch(step, batch.source_mask, batch.target_mask) if watch else nullcontext():
             sums: LossSums = self.wrapped(*_arguments(batch))
-        if watching:
-            reads = {name: read.to_dict() for name, read in self.telemetry.latest.items()}
-            self._log("telemetry", reads=reads)
         return sums
+
+    def _log_telemetry(self) -> None:
+        """After the backward pass, so that gradients are told, too; those of fp16 are scaled."""
+        if self.config.precision != "fp16":
+            self.telemetry.look_at_gradients()
+        self._log("telemetry", reads={name: read.to_dict() for name, read in self.telemetry.latest.items()})
 
     def _rows(self, part: LossSums) -> float | None:
         """Live attention rows of a batch on all processes."""
