@@ -59,7 +59,9 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_verdicts_follow_from_the_numbers(plan: Plan, folder: StudyFolder) -> None:
     written = report.write(plan, folder)
     assert [(v.claim, v.word) for v in written.verdicts] == [("C1", "reproduced"), ("C2", "reproduced")]
-    assert any("softmax worse than relu: holds" in reason for reason in written.verdicts[0].reasons)
+    assert any(
+        "softmax worse than relu in validation cross-entropy: holds" in reason for reason in written.verdicts[0].reasons
+    )
 
 
 def test_the_page_and_its_figures(plan: Plan, folder: StudyFolder) -> None:
@@ -67,7 +69,9 @@ def test_the_page_and_its_figures(plan: Plan, folder: StudyFolder) -> None:
     page = (folder.path / "report.html").read_text(encoding="utf-8")
     assert page.count("<svg") == 3
     assert not re.search(r"""(src|href)=["']?https?:""", page.replace('xmlns:xlink="http', "")), "it stands alone"
-    assert "ReLU 34.22, Softmax 33.08" in page and "softmax loss 2.5" in page, "the paper's figures and ours"
+    assert "ReLU 34.22, Softmax 33.08" in page and "validation cross-entropy: softmax 2.5" in page, (
+        "the paper's figures and ours"
+    )
     text = (folder.path / "report.md").read_text(encoding="utf-8")
     assert "![Learning](figures/ffn-curves.png)" in text
     assert "| C1 | `ffn` |" in text
@@ -80,6 +84,22 @@ def test_the_page_and_its_figures(plan: Plan, folder: StudyFolder) -> None:
     losses = data["panels"][0]["series"][0]["points"]
     assert [point["x"] for point in losses] == list(LOSSES)
     assert losses[0]["low"] < losses[0]["y"] < losses[0]["high"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_what_contradicts_the_paper_comes_first(plan: Plan, folder: StudyFolder) -> None:
+    both = make_plan(["variance", "ffn"], "small", 3)
+    assert _headings(both, folder) == ["variance", "ffn"], "in their order while nothing does"
+    for cell in plan.cells:
+        if cell.labels["rule"] == "softmax":
+            folder.write_result(cell.runs[0], finished("relu", cell.seed))
+    assert _headings(both, folder) == ["ffn", "variance"]
+    assert "Not as in the paper: C1 and C2 (ffn)." in (folder.path / "report.md").read_text(encoding="utf-8")
+
+
+def _headings(plan: Plan, folder: StudyFolder) -> list[str]:
+    report.write(plan, folder)
+    return re.findall(r"^## .*\(`(\w+)`\)", (folder.path / "report.md").read_text(encoding="utf-8"), re.MULTILINE)
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -9,7 +9,8 @@ import pytest
 
 from reluformer.study import verdicts
 from reluformer.study.experiment import Condition
-from reluformer.study.verdicts import compare, student
+from reluformer.study.intervals import student
+from reluformer.study.verdicts import compare
 
 
 def condition(test: str, metric: str = "loss", **options: Any) -> Condition:

@@ -267,5 +267,6 @@ def _verdicts(written: Any) -> Table:
     for column in ("claim", "experiment", "verdict", "because"):
         table.add_column(column, style="bold" if column == "verdict" else None)
     for verdict in written.verdicts:
-        table.add_row(verdict.claim, verdict.experiment, verdict.word, "\n".join(verdict.reasons))
+        reasons = "\n".join(f"• {reason}" for reason in verdict.reasons)
+        table.add_row(verdict.claim, verdict.experiment, verdict.word, reasons)
     return table

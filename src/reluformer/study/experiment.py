@@ -71,6 +71,8 @@ class Part(Config):
 
     kind: Kind
     title: str = ""
+    brief: str = ""
+    """A word or two that stand for the title in a sentence."""
     grid: dict[str, Axis] = Field(default_factory=dict)
     scales: dict[Scale, Size]
     sweep: bool = False

@@ -13,7 +13,7 @@ from typing import Any
 from reluformer.study import measures
 from reluformer.study.experiment import Figure
 from reluformer.study.gathered import Gathered
-from reluformer.study.verdicts import interval
+from reluformer.study.intervals import interval
 
 # Okabe and Ito's colours, told apart by everyone; dashes and markers tell them apart in black and white.
 COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -21,7 +21,7 @@ DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1
 MARKERS = "sodv^DPX*<>"
 KNOWN = (
     *("softmax", "relu", "reluformer", "relu_seqlen", "softmax_ln", "relu_plain", "sparsemax", "entmax15", "rela"),
-    *("sigmoid", "relu2", "softmax_sqrt", "softmax_scaled", "normalization", "entropy"),
+    *("sigmoid", "relu2", "softmax_sqrt", "softmax_scaled", "normalization", "entropy", "relu_norm", "relu_exp"),
 )
 """Rules that look the same in every figure."""
 SAME_RUN = {"neither": "relu", "both": "reluformer"}

@@ -29,6 +29,8 @@ class Measure:
     relative: bool = False
     """The margin is in percent of what is compared with."""
     digits: int = 3
+    beside: str = ""
+    """The measure that is told with it where it exists, and decides nothing."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,19 @@ def measure(name: str) -> Measure:
     return MEASURES[first]
 
 
-def words(name: str) -> str:
-    """The name in a sentence: `accuracy@1024` is "accuracy at 1024"."""
-    first, *arguments = name.split("@")
-    link = {0: "", 1: " at ", 2: " of "}[len(arguments)]
-    return first.replace("_", " ") + link + " over ".join(arguments)
+def label(metric: str) -> str:
+    """What stands over a column: for `accuracy@1024` it ends in "at 1024"."""
+    return _with_arguments(measure(metric).label, metric)
+
+
+def name(metric: str) -> str:
+    """The label without its unit, for a sentence."""
+    return _with_arguments(measure(metric).label.partition(",")[0], metric)
+
+
+def _with_arguments(text: str, metric: str) -> str:
+    arguments = metric.split("@")[1:]
+    return text + {0: "", 1: " at ", 2: ", "}[len(arguments)] + " over ".join(arguments)
 
 
 def series(name: str) -> Series:
@@ -156,7 +166,7 @@ def _mapped(*keys: str) -> Callable[[Results], float | None]:
 
 
 MEASURES: dict[str, Measure] = {
-    "loss": Measure("validation cross-entropy, nats a token", _loss, "lower", 1.0, relative=True),
+    "loss": Measure("validation cross-entropy, nats a token", _loss, "lower", 1.0, relative=True, beside="bleu"),
     "bleu": Measure("BLEU", _translated("bleu"), margin=0.5, digits=2),
     "d_bleu": Measure("d-BLEU", _translated("d_bleu"), margin=0.5, digits=2),
     "accuracy": Measure("share of right answers", _accuracy),

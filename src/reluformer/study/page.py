@@ -48,7 +48,8 @@ section figure svg { width: auto; max-width: 100% }
 .verdict { display: inline-block; border: 1.5px solid var(--ink); border-radius: .3rem; padding: 0 .5rem;
   font-weight: 600; font-size: .9rem; white-space: nowrap }
 .reproduced { background: var(--ink); color: white } .not { border-style: double; border-width: 4px }
-.inconclusive { border-style: dashed } .why { font-size: .85rem; color: var(--soft); margin: .2rem 0 }
-.wide { overflow-x: auto }
+.inconclusive { border-style: dashed } .line { margin: .2rem 0 } section .line { font-size: .85rem; color: var(--soft) }
+td .line:first-child { margin-top: 0 }
+.wide { overflow-x: auto } .wide td { white-space: nowrap }
 @media print { body { margin: 0; max-width: none; font-size: 11px } figure, tr { break-inside: avoid } }
 </style>"""

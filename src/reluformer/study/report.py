@@ -18,10 +18,11 @@ from reluformer.study import figures, measures
 from reluformer.study.experiment import Experiment, Figure
 from reluformer.study.folder import StudyFolder
 from reluformer.study.gathered import Gathered
+from reluformer.study.intervals import interval
 from reluformer.study.page import FONTS, inline_svg
 from reluformer.study.plan import Plan
-from reluformer.study.sections import Drawn, Section, Table, html_page, markdown_page
-from reluformer.study.verdicts import Verdict, interval, judge
+from reluformer.study.sections import Drawn, Section, Table, html_page, in_order, markdown_page
+from reluformer.study.verdicts import Verdict, judge
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Written:
 def write(plan: Plan, folder: StudyFolder) -> Written:
     """Draw everything from the results that are there."""
     gathered = Gathered(plan, folder)
-    sections = [_section(one, plan, gathered, folder) for one in plan.experiments]
+    sections = in_order([_section(one, plan, gathered, folder) for one in plan.experiments])
     written = Written([verdict for section in sections for verdict in section.verdicts], _notes(plan, folder))
     tables = {section.experiment.name: [table._asdict() for table in section.tables] for section in sections}
     files.write_json(folder.path / "results.json", {"scale": plan.scale, **written.to_dict(), "tables": tables})
@@ -77,7 +78,7 @@ def _table(one: Experiment, part: str, gathered: Gathered) -> Table | None:
         return _speed_table(one, part, gathered)
     metrics = [m for m in _metrics(one, part) if any(gathered.values(one.name, part, place, m) for place in places)]
     axes = list(places[0])
-    head = [*axes, "seeds", *(_label(metric) for metric in metrics), "learning rate"]
+    head = [*axes, "seeds", *(measures.label(metric) for metric in metrics), "learning rate"]
     rows = []
     for place in places:
         results = gathered.at(one.name, part, place)
@@ -93,11 +94,6 @@ def _metrics(one: Experiment, part: str) -> list[str]:
         if figure.part == part and figure.kind in ("points", "lines"):
             wanted += [figure.metric] if isinstance(figure.metric, str) else figure.metric
     return list(dict.fromkeys(wanted))
-
-
-def _label(metric: str) -> str:
-    _, at, rest = metric.partition("@")
-    return measures.measure(metric).label + (f" at {rest}" if at else "")
 
 
 def _mean_cell(values: Mapping[int, float], metric: str) -> str:

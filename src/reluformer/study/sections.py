@@ -19,7 +19,10 @@ LEADS: dict[Scale, str] = {
     "small": "Real data at the size of two cores. What that means for each claim stands with it.",
     "paper": "The paper's own datasets and sizes.",
 }
-PROTOCOL = "The rules for the verdicts were fixed before the runs (docs/protocol.md)."
+PROTOCOL = (
+    "The rules for the verdicts were fixed before the runs (docs/protocol.md). "
+    "Behind ± stands half of the 95 % interval of a mean over seeds."
+)
 
 
 class Table(NamedTuple):
@@ -51,6 +54,23 @@ class Section:
     def claim(self, verdict: Verdict) -> Claim:
         return self.experiment.claims[verdict.claim]
 
+    @property
+    def contradictions(self) -> list[str]:
+        """Claims of the paper that came out otherwise."""
+        return [v.claim for v in self.verdicts if v.verdict == "not reproduced" and v.claim[0] == "C" and not v.smoke]
+
+
+def in_order(sections: Sequence[Section]) -> list[Section]:
+    """What contradicts the paper comes first."""
+    return sorted(sections, key=lambda section: not section.contradictions)
+
+
+def _opening(sections: Sequence[Section], notes: Sequence[str]) -> str:
+    """How much was run, what contradicts the paper, and how to read the rest."""
+    found = [f"{' and '.join(s.contradictions)} ({s.experiment.name})" for s in sections if s.contradictions]
+    contradicted = [f"Not as in the paper: {', '.join(found)}."] if found else []
+    return " ".join([*notes, *contradicted, PROTOCOL])
+
 
 def _all_verdicts(sections: Sequence[Section]) -> list[tuple[Section, Verdict]]:
     """In the order of the paper, and what goes beyond it after that."""
@@ -66,13 +86,13 @@ def html_page(scale: Scale, sections: Sequence[Section], notes: Sequence[str]) -
     rows = "".join(
         f"<tr><td>{v.claim}</td><td><a href='#{v.experiment}'>{v.experiment}</a></td>"
         f"<td>{_text(s.claim(v).says)}</td><td>{_text(s.claim(v).paper)}</td>"
-        f"<td>{_text('; '.join(v.figures) or '–')}</td><td>{_badge(v)}</td></tr>"
+        f"<td>{_lines(v.figures) or '–'}</td><td>{_badge(v)}</td></tr>"
         for s, v in _all_verdicts(sections)
     )
     columns = ("claim", "experiment", "what it says", "the paper's figures", "ours", "verdict")
     head = f"<tr>{''.join(f'<th>{column}</th>' for column in columns)}</tr>"
     body = (
-        f"<h1>{TITLE}</h1><p class=lead>{LEADS[scale]}</p><p>{html.escape(' '.join([*notes, PROTOCOL]))}</p>"
+        f"<h1>{TITLE}</h1><p class=lead>{LEADS[scale]}</p><p>{html.escape(_opening(sections, notes))}</p>"
         f"<table class=text>{head}{rows}</table>{''.join(map(_html_section, sections))}"
     )
     return page(f"reluformer study, {scale}", body)
@@ -107,7 +127,7 @@ def _html_section(section: Section) -> str:
 
 
 def _lines(texts: Sequence[str]) -> str:
-    return "".join(f"<p class=why>{_text(text)}</p>" for text in texts)
+    return "".join(f"<p class=line>{_text(text)}</p>" for text in texts)
 
 
 def _html_table(table: Table) -> str:
@@ -121,7 +141,7 @@ def _html_table(table: Table) -> str:
 
 def markdown_page(scale: Scale, sections: Sequence[Section], notes: Sequence[str]) -> str:
     """The same for a repository; pictures are in figures/."""
-    lines = [f"# {TITLE}", "", LEADS[scale], "", " ".join([*notes, PROTOCOL]), ""]
+    lines = [f"# {TITLE}", "", LEADS[scale], "", _opening(sections, notes), ""]
     rows = [
         [v.claim, f"`{v.experiment}`", s.claim(v).paper, "; ".join(v.figures) or "–", v.word]
         for s, v in _all_verdicts(sections)

@@ -10,15 +10,14 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from itertools import product
 from typing import Any, Literal
-
-import numpy as np
 
 from reluformer.study import measures
 from reluformer.study.experiment import Condition, Experiment, Judgement, Scale
 from reluformer.study.gathered import Gathered
+from reluformer.study.intervals import Interval, interval
+from reluformer.study.wording import Figures, Sides, reason
 
 Word = Literal["reproduced", "not reproduced", "inconclusive"]
 Outcome = Literal["holds", "fails", "undecided"]
@@ -44,38 +43,6 @@ class Verdict:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A mean and where it may lie."""
-
-    mean: float
-    low: float
-    high: float
-    count: int
-
-
-@lru_cache
-def student(confidence: float, degrees: int) -> float:
-    """The quantile t with P(|T| < t) = confidence.
-
-    With T = sqrt(k) tan(a) the density of a is proportional to cos(a)^(k - 1), which is summed up.
-    """
-    angle = np.linspace(0, math.pi / 2, 200_001)
-    density = np.cos(angle) ** (degrees - 1)
-    mass = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
-    found = float(np.interp(confidence, mass / mass[-1], angle))
-    return math.sqrt(degrees) * math.tan(found)
-
-
-def interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
-    """Of the mean of finite values; as wide as can be for a single one."""
-    mean = statistics.fmean(values)
-    if len(values) < 2:
-        return Interval(mean, -math.inf, math.inf, len(values))
-    half = student(confidence, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return Interval(mean, mean - half, mean + half, len(values))
 
 
 # ------------------------------------------------------------------ conditions
@@ -158,54 +125,46 @@ def against_limit(values: Mapping[int, float], condition: Condition) -> tuple[Ou
 def judge(experiment: Experiment, judgement: Judgement, gathered: Gathered, scale: Scale) -> Verdict:
     """The verdict on one claim."""
     reasons: list[str] = []
-    figures: dict[str, None] = {}
-    met = [_examine(experiment, c, gathered, scale, reasons, figures, "required: ") for c in judgement.requires]
-    outcomes = [_examine(experiment, c, gathered, scale, reasons, figures) for c in judgement.conditions]
+    figures = Figures()
+    parts = {condition.part for condition in (*judgement.requires, *judgement.conditions)}
+
+    def measured(part: str, sides: Sides, metric: str) -> list[dict[int, float]]:
+        """By seed, for each side; also to be told."""
+        places = (sides.a, sides.b)
+        values = [{} if p is None else gathered.values(experiment.name, part, p, metric) for p in places]
+        figures.add(metric, sides, *values)
+        return values
+
+    def examine(condition: Condition, prefix: str = "") -> Outcome:
+        """At every place that it is about; says each in words."""
+        part = experiment.parts[condition.part]
+        title = (part.brief or part.title) if len(parts) > 1 else ""
+        limited = condition.test in ("above", "below")
+        beside = measures.measure(condition.metric).beside
+        found: list[Outcome] = []
+        for place in _places(experiment, condition, scale):
+            sides = Sides(title, {**place, **condition.a}, None if limited else {**place, **condition.b})
+            a, b = measured(condition.part, sides, condition.metric)
+            if beside:
+                measured(condition.part, sides, beside)
+            outcome, told = against_limit(a, condition) if limited else compare(a, b, condition)
+            found.append(outcome)
+            reasons.append(f"{prefix}{reason(condition, sides)}: {outcome} ({told})")
+        if not found:
+            sides = Sides(title, condition.a, None if limited else condition.b)
+            reasons.append(f"{prefix}{reason(condition, sides)}: not run at this scale")
+            return "undecided"
+        return "fails" if "fails" in found else "undecided" if "undecided" in found else "holds"
+
+    met = [examine(condition, "required: ") for condition in judgement.requires]
+    outcomes = [examine(condition) for condition in judgement.conditions]
     word: Word = "inconclusive"
     if all(outcome == "holds" for outcome in met):
         if "fails" in outcomes:
             word = "not reproduced"
         elif all(outcome == "holds" for outcome in outcomes):
             word = "reproduced"
-    return Verdict(judgement.claim, experiment.name, word, scale == "quick", tuple(reasons), tuple(figures))
-
-
-def _examine(
-    experiment: Experiment,
-    condition: Condition,
-    gathered: Gathered,
-    scale: Scale,
-    reasons: list[str],
-    figures: dict[str, None],
-    prefix: str = "",
-) -> Outcome:
-    """One condition at every place it is about; says each in words, and what was measured."""
-    found = []
-    for place in _places(experiment, condition, scale):
-        a_place, b_place = {**place, **condition.a}, {**place, **condition.b}
-        a = gathered.values(experiment.name, condition.part, a_place, condition.metric)
-        figures.update(_figure(condition.metric, a_place, a))
-        if condition.test in ("above", "below"):
-            outcome, told = against_limit(a, condition)
-        else:
-            b = gathered.values(experiment.name, condition.part, b_place, condition.metric)
-            figures.update(_figure(condition.metric, b_place, b))
-            outcome, told = compare(a, b, condition)
-        found.append(outcome)
-        reasons.append(f"{prefix}{_words(condition, a_place, b_place)}: {outcome} ({told})")
-    if not found:
-        reasons.append(f"{prefix}{_words(condition, condition.a, condition.b)}: not run at this scale")
-        return "undecided"
-    return "fails" if "fails" in found else "undecided" if "undecided" in found else "holds"
-
-
-def _figure(metric: str, place: Mapping[str, str], values: Mapping[int, float]) -> dict[str, None]:
-    """A mean in words, as the key of a dictionary that keeps order and drops repetitions."""
-    finite = [value for value in values.values() if math.isfinite(value)]
-    if not values:
-        return {}
-    told = f"{statistics.fmean(finite):.{measures.measure(metric).digits}f}" if finite else "diverged"
-    return {f"{' '.join([*place.values(), measures.words(metric)])} {told}": None}
+    return Verdict(judgement.claim, experiment.name, word, scale == "quick", tuple(reasons), figures.lines())
 
 
 def _places(experiment: Experiment, condition: Condition, scale: Scale) -> list[dict[str, str]]:
@@ -220,21 +179,3 @@ def _places(experiment: Experiment, condition: Condition, scale: Scale) -> list[
             return []
     open_axes = [[(name, label) for label in found] for name, found in labels.items() if name not in condition.a]
     return [dict(combination) for combination in product(*open_axes)]
-
-
-def _words(condition: Condition, a: Mapping[str, str], b: Mapping[str, str]) -> str:
-    one, other = " ".join(a.values()), " ".join(b.values())
-    if condition.test in ("above", "below"):
-        return f"{' '.join(filter(None, [one, measures.words(condition.metric)]))} {condition.test} {condition.limit:g}"
-    by = (
-        ""
-        if condition.by is None
-        else f" by {condition.by:g}{' %' if measures.measure(condition.metric).relative else ''}"
-    )
-    test = {
-        "better": "better than",
-        "worse": "worse than",
-        "not_worse": "not worse than",
-        "equivalent": "equivalent to",
-    }
-    return f"{measures.words(condition.metric)}: {one} {test[condition.test]} {other}{by}"
