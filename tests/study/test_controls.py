@@ -1,4 +1,4 @@
-"""The controls are softmax, and one factor."""
+"""The controls are softmax and one factor, and ReLU and one norm."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from reluformer import rules
 from reluformer.layers import FeedForward, LearnedScale
-from reluformer.study.controls import SoftmaxScaled, SoftmaxSqrt
+from reluformer.study.controls import ReluLN, SoftmaxScaled, SoftmaxSqrt
 
 
 def test_softmax_times_the_root_of_the_visible_slots() -> None:
@@ -30,3 +30,11 @@ def test_a_learned_scale_starts_as_softmax_and_is_learned() -> None:
     with torch.no_grad():
         layer.norm.log_scale.fill_(1.0)
     torch.testing.assert_close(layer(x)[0], plain * torch.e)
+
+
+def test_relu_with_a_norm_is_the_plain_layer_and_a_norm() -> None:
+    torch.manual_seed(0)
+    layer = FeedForward(8, 16, ReluLN())
+    x = torch.randn(3, 8)
+    plain = layer.values(torch.relu(layer.keys(x)))
+    torch.testing.assert_close(layer(x)[0], torch.nn.functional.layer_norm(plain, (8,)))

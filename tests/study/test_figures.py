@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from reluformer.study import figures
+from reluformer.study import experiment, figures
 
 pytest.importorskip("matplotlib", reason="figures are drawn with matplotlib")
 
@@ -34,3 +34,17 @@ def test_a_wide_interval_does_not_decide_what_a_logarithmic_axis_shows() -> None
     drawn = figures.draw({"kind": "lines", "log_x": False, "log_y": True, "panels": [panel]})
     assert drawn.axes[0].get_ylim() == pytest.approx((0.005, 2.0))
     plt.close(drawn)
+
+
+@pytest.mark.parametrize("name", experiment.names())
+def test_lines_of_one_figure_are_told_apart(name: str) -> None:
+    """By their colour as long as there are enough, and by dash and marker without any."""
+    one = experiment.load(name)
+    for figure in one.figures:
+        grid = one.parts[figure.part].grid
+        if figure.kind in ("series", "reads") and grid:
+            labels = list(next(iter(grid.values())).choices)
+            looks = [figures.look(label, i) for i, label in enumerate(labels)]
+            assert len({(str(look["linestyle"]), look["marker"]) for look in looks}) == len(labels), figure.name
+            if len(labels) <= len(figures.COLOURS):
+                assert len({look["color"] for look in looks}) == len(labels), figure.name

@@ -15,7 +15,14 @@ from reluformer.study.plan import Plan, make_plan
 
 pytest.importorskip("matplotlib", reason="needs reluformer[plots]")
 
-LOSSES = {"relu": 2.0, "softmax": 2.2, "softmax_ln": 2.001, "softmax_sqrt": 2.1, "softmax_scaled": 2.15}
+LOSSES = {
+    "relu": 2.0,
+    "softmax": 2.2,
+    "softmax_ln": 2.001,
+    "softmax_sqrt": 2.1,
+    "softmax_scaled": 2.15,
+    "relu_ln": 2.05,
+}
 RATIOS = {"softmax": 0.001}
 
 

@@ -2,6 +2,7 @@
 
 softmax_sqrt    softmax * sqrt(n)              the read has the size of a ReLU read, softmax is unchanged
 softmax_scaled  softmax * exp(g), g learned    the layer finds the size by itself
+relu_ln         LayerNorm on a plain ReLU read what of `softmax_ln` is the norm's doing, and not softmax's
 
 `register()` makes them known; a process that never runs the study does not see them.
 """
@@ -36,7 +37,15 @@ class SoftmaxScaled(rules.Softmax):
     output_norm: ClassVar[OutputNorm | None] = "learned_scale"
 
 
+@dataclass(frozen=True)
+class ReluLN(rules.ReluPlain):
+    """ReLU(s), then a LayerNorm on what was read, as `softmax_ln` has it."""
+
+    output_norm: ClassVar[OutputNorm | None] = "layer_norm"
+
+
 def register() -> None:
     """Make the controls known by name."""
     rules.register("softmax_sqrt")(SoftmaxSqrt)
     rules.register("softmax_scaled")(SoftmaxScaled)
+    rules.register("relu_ln")(ReluLN)

@@ -19,13 +19,29 @@ from reluformer.study.intervals import interval
 COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
 MARKERS = "sodv^DPX*<>"
-KNOWN = (
-    *("softmax", "relu", "reluformer", "relu_seqlen", "softmax_ln", "relu_plain", "sparsemax", "entmax15", "rela"),
-    *("sigmoid", "relu2", "softmax_sqrt", "softmax_scaled", "normalization", "entropy", "relu_norm", "relu_exp"),
-)
-"""Rules that look the same in every figure."""
-SAME_RUN = {"neither": "relu", "both": "reluformer"}
-"""Other names of the same."""
+NUMBERS = {
+    "softmax": 0,
+    "relu": 1,
+    "reluformer": 2,
+    "relu_seqlen": 3,
+    "softmax_ln": 4,
+    "relu_plain": 5,
+    "sparsemax": 6,
+    "rela": 8,
+    "relu2": 10,
+    "sigmoid": 11,
+    "entmax15": 12,
+    "relu_exp": 16,
+    "relu_norm": 20,
+    "softmax_sqrt": 13,
+    "softmax_scaled": 19,
+    "relu_ln": 17,
+    "neither": 1,
+    "both": 2,
+    "entropy": 18,
+    "normalization": 24,
+}
+"""What looks the same in every figure; those that share one differ in their colour as long as there are colours."""
 
 
 def figure_data(figure: Figure, experiment: str, gathered: Gathered) -> dict[str, Any] | None:
@@ -186,8 +202,7 @@ def draw(data: Mapping[str, Any]) -> Any:
 
 def look(label: str, i: int) -> dict[str, Any]:
     """Colour, dash and marker; those of a known rule are always the same."""
-    known = SAME_RUN.get(label, label)
-    number = KNOWN.index(known) if known in KNOWN else len(KNOWN) + i
+    number = NUMBERS.get(label, 28 + i)
     return {
         "color": COLOURS[number % len(COLOURS)],
         "linestyle": DASHES[(number + number // len(COLOURS)) % len(DASHES)],
