@@ -3,7 +3,10 @@ from __future__ import annotations
 import pytest
 
 from reluformer.study import estimate as estimating
+from reluformer.study.experiment import load
 from reluformer.study.plan import Run, make_plan
+
+RULES = len(load("ffn").parts["rules"].grid["rule"].choices)
 
 
 @pytest.fixture
@@ -24,12 +27,12 @@ def test_what_differs_in_seed_length_or_learning_rate_alone_is_measured_once(mea
     plan, told = make_plan(["ffn"], "small", 3), list[str]()
     found = estimating.estimate(plan, list(plan.runs), told.append)
     trainings = [run for run in plan.runs.values() if run.kind == "training"]
-    assert len(trainings) == 25 and len(measured) == 5
-    assert [line.split(":")[0] for line in told] == [f"{i} of 5" for i in range(1, 6)]
-    assert (found.kinds, found.measured) == (5, 5)
+    assert len(trainings) == 5 * RULES and len(measured) == RULES, "of each rule two trials and three seeds"
+    assert [line.split(":")[0] for line in told] == [f"{i} of {RULES}" for i in range(1, RULES + 1)]
+    assert (found.kinds, found.measured) == (RULES, RULES)
     cells = sum(run.content["training"]["updates"] * 1500 for run in trainings)
-    assert (found.runs, found.target_tokens) == (40, cells)
-    assert found.seconds == 2 * cells + 15 * estimating.OTHER_SECONDS["examination"]
+    assert (found.runs, found.target_tokens) == (8 * RULES, cells)
+    assert found.seconds == 2 * cells + 3 * RULES * estimating.OTHER_SECONDS["examination"]
 
 
 def test_other_sizes_rules_and_terms_are_measured_on_their_own(measured: list[Run]) -> None:
@@ -58,7 +61,7 @@ def test_what_patience_does_not_reach_is_taken_to_be_like_its_neighbours(
     assert {run.kind for run in measured} == {"training", "recall"} and len(measured) == found.measured == 2
     assert found.kinds > 30
     everything = 2 * sum(estimating._amount(run) for run in plan.runs.values() if run.kind in ("training", "recall"))
-    assert found.seconds == everything + 5 * estimating.OTHER_SECONDS["examination"]
+    assert found.seconds == everything + RULES * estimating.OTHER_SECONDS["examination"]
 
 
 def test_neighbours_are_of_the_same_kind() -> None:
