@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -13,6 +14,10 @@ import typer
 
 from reluformer.cli import app
 from reluformer.rules import registry
+from reluformer.study.folder import StudyFolder
+from reluformer.study.gathered import Gathered
+from reluformer.study.plan import make_plan
+from reluformer.study.verdicts import judge
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -88,3 +93,21 @@ def test_the_readme_in_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert names["out"].shape == (2, 8, 256, 64) and names["logits"].shape == (2, 20, 8000)
     assert (tmp_path / "my_model").is_dir()
     assert "gelu_mean" in registry._registry
+
+
+def test_published_verdicts_follow_from_the_published_results() -> None:
+    """Judged anew from the result of every run, and entered into the map of the paper as they are."""
+    folder = StudyFolder(ROOT / "docs" / "results" / "study" / "small")
+    published = json.loads((folder.path / "results.json").read_text(encoding="utf-8"))["verdicts"]
+    plan = make_plan(list(dict.fromkeys(verdict["experiment"] for verdict in published)), "small", 3)
+    gathered = Gathered(plan, folder)
+    judged = [
+        (one.name, verdict.claim, verdict.verdict, list(verdict.reasons))
+        for one in plan.experiments
+        for verdict in (judge(one, judgement, gathered, "small") for judgement in one.verdicts)
+    ]
+    assert sorted(judged) == sorted((v["experiment"], v["claim"], v["verdict"], v["reasons"]) for v in published)
+    rows = (ROOT / "docs" / "paper-map.md").read_text(encoding="utf-8").splitlines()
+    for name, claim, verdict, _ in judged:
+        row = next(row for row in rows if row.startswith(f"| {claim} "))
+        assert f"`{name}`: {verdict}" in row.rpartition(" | ")[2]
