@@ -21,7 +21,6 @@ LOSSES = {
     "softmax_ln": 2.001,
     "softmax_sqrt": 2.1,
     "softmax_scaled": 2.15,
-    "relu_ln": 2.05,
 }
 RATIOS = {"softmax": 0.001}
 
