@@ -1,95 +1,23 @@
-"""One read over many processes: each holds all queries and a piece of the slots.
-
-For an additive rule the read is a sum over slots, so the processes read their pieces alone and
-add up what they got:
-
-    out = sum over processes of (sum over own slots j of u_ij v_j)      (one all_reduce)
-
-A rule that is divided by its row sum sends that sum along as one more column. n_i counts the
-visible slots of all processes, so that the weights are those of a single process. A rule of
-centred scores needs mean and variance of a row first, two all_reduces of a number a row.
-
-The result is the same on every process, and so must be the loss that is made from it. Then the
-gradients of k and v are the process's own, and that of q is summed over the processes: all are
-what one process with all slots would get. Shapes: B batch, H heads, Tq queries, T slots in all.
-"""
+"""The read itself: what the own slots give, added up over the processes."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn import functional as F
 
 from reluformer import memory, rules
+from reluformer.context_parallel.shards import Shards, agree
+from reluformer.context_parallel.sums import exact, replicated, summed
 from reluformer.errors import ArgumentError
 from reluformer.kernels import Visibility
 from reluformer.kernels.additive import Additive, divisor, taken_apart
 from reluformer.kernels.moments import row_moments
 from reluformer.rules import Pointwise, RectifiedExp, Relu2, ReluPlain, RowCentered, Rule
 
-__all__ = ["Shards", "gather_rows", "own_rows", "sharded_read"]
-
 _IGNORES_N = (ReluPlain.activate, Relu2.activate, RectifiedExp.activate)
-
-
-@dataclass(frozen=True)
-class Shards:
-    """How the slots lie on the processes: consecutive pieces of one sequence, of any lengths."""
-
-    lengths: tuple[int, ...]
-    """Slots of each process."""
-    rank: int
-    key_mask: Tensor | None
-    """(B, T) of all processes; None = all visible."""
-    group: dist.ProcessGroup | None
-
-    @property
-    def first(self) -> int:
-        """Position of the first own slot in the whole sequence."""
-        return sum(self.lengths[: self.rank])
-
-    @property
-    def own(self) -> slice:
-        return slice(self.first, self.first + self.lengths[self.rank])
-
-    @property
-    def total(self) -> int:
-        return sum(self.lengths)
-
-
-def agree(slots: int, key_mask: Tensor | None, device: torch.device, group: dist.ProcessGroup | None = None) -> Shards:
-    """Tell the others how many slots there are here, and which of them are visible (B, slots).
-
-    Every process must call it. Do it once a batch and hand the result to all reads of the batch.
-    """
-    if not dist.is_available() or not dist.is_initialized():
-        raise ArgumentError(
-            "context parallelism needs a process group: start the processes with torchrun and call "
-            "torch.distributed.init_process_group() first"
-        )
-    world, rank = dist.get_world_size(group), dist.get_rank(group)
-    told = torch.zeros(world, 2, dtype=torch.int64, device=device)
-    told[rank] = torch.tensor([slots, key_mask is not None])
-    dist.all_reduce(told, group=group)
-    lengths = tuple(int(length) for length in told[:, 0])
-    if not bool(told[:, 1].any()):
-        return Shards(lengths, rank, None, group)
-    if not bool(told[:, 1].all()):
-        raise ArgumentError(
-            "key_mask is given on some processes and not on others; where all slots are visible, pass one of True"
-        )
-    assert key_mask is not None
-    if key_mask.dtype != torch.bool or key_mask.ndim != 2 or key_mask.size(1) != slots:
-        raise ArgumentError(f"key_mask must be boolean (B, {slots}), got {key_mask.dtype} {tuple(key_mask.shape)}")
-    shards = Shards(lengths, rank, None, group)
-    everywhere = F.pad(key_mask.to(torch.uint8), (shards.first, shards.total - shards.own.stop))
-    dist.all_reduce(everywhere, group=group)
-    return Shards(lengths, rank, everywhere.bool(), group)
 
 
 def sharded_read(
@@ -126,30 +54,28 @@ def sharded_read(
     if causal and q.size(2) > shards.total:
         raise ArgumentError(f"causal=True with {q.size(2)} queries and {shards.total} slots on all processes")
     visibility = Visibility(q.size(2), shards.total, q.device, causal, shards.key_mask)
-    n = visibility.counts().clamp_min(1).unsqueeze(-1).to(_exact(q))
+    n = visibility.counts().clamp_min(1).unsqueeze(-1).to(exact(q))
     n = n.expand(*n.shape[:-2], q.size(2), 1)
     scale = 1 / math.sqrt(max(q.size(-1), 1)) if scale is None else scale
-    q = _Replicated.apply(q, shards.group)  # type: ignore[no-untyped-call]
+    q = replicated(q, shards.group)
     pieces = _pieces(visibility, shards)
     bias = -_level(q, k, rule, pieces, n, scale, shards).unsqueeze(-1) if isinstance(rule, RowCentered) else None
     partial = _partial(q, k, v, additive.terms, pieces, n, bias, scale, additive.delta is not None)
-    out = _Summed.apply(partial, shards.group)  # type: ignore[no-untyped-call]
+    out = summed(partial, shards.group)
     if additive.delta is not None:
         out = out[..., :-1] / divisor(out[..., -1:], additive.delta)
-    return out.to(v.dtype)  # type: ignore[no-any-return]
+    return out.to(v.dtype)
 
 
-def gather_rows(own: Tensor, shards: Shards) -> Tensor:
-    """All rows (B, H, T, d) from each process's own: for queries that are sharded like the slots."""
-    before, after = shards.first, shards.total - shards.own.stop
-    gathered: Tensor = _Summed.apply(F.pad(own, (0, 0, before, after)), shards.group)  # type: ignore[no-untyped-call]
-    return gathered
+def _additive(rule: Rule) -> Additive | None:
+    """Taken apart, once the level of its rows is known."""
+    if isinstance(rule, RowCentered) and type(rule).weights is RowCentered.weights:
+        return taken_apart(rule.core)
+    return taken_apart(rule)
 
 
-def own_rows(read: Tensor, shards: Shards) -> Tensor:
-    """The own rows of what `sharded_read` gave; losses may then differ between the processes and add up."""
-    mine: Tensor = _Replicated.apply(read, shards.group)[:, :, shards.own]  # type: ignore[no-untyped-call]
-    return mine
+def _additive_names() -> list[str]:
+    return [name for name in rules.names() if _additive(rules.get(name)) is not None]
 
 
 # ------------------------------------------------------------------ the own part
@@ -180,7 +106,7 @@ def _pieces(visibility: Visibility, shards: Shards) -> list[Piece]:
 def _blind(pieces: list[Piece], width: int, q: Tensor, *others: Tensor | None) -> Tensor:
     """Zeros (B, H, rows, width) for the rows before the pieces."""
     rows = pieces[0][0].start if pieces else q.size(2)
-    zeros = q.new_zeros((*q.shape[:2], rows, width), dtype=_exact(q))
+    zeros = q.new_zeros((*q.shape[:2], rows, width), dtype=exact(q))
     if pieces:
         return zeros
     # no row sees the shard; the other processes still wait for its part in the exchange of gradients
@@ -209,9 +135,7 @@ def _level(
 
 def _over_all(own: Tensor, n: Tensor, shards: Shards) -> Tensor:
     """The sum over the processes divided by n, for further use by the own slots: gradients come from all of them."""
-    mean = _Summed.apply(own, shards.group) / n.squeeze(-1)  # type: ignore[no-untyped-call]
-    everywhere: Tensor = _Replicated.apply(mean, shards.group)  # type: ignore[no-untyped-call]
-    return everywhere
+    return replicated(summed(own, shards.group) / n.squeeze(-1), shards.group)
 
 
 def _partial(
@@ -231,7 +155,7 @@ def _partial(
     for rows, seen in pieces:
         own_bias = None if bias is None else bias[:, :, rows]
         out, row_sum = read(q[:, :, rows], k, v, terms, seen, n[..., rows, :], own_bias, scale, with_sum)
-        out = out.to(_exact(q))
+        out = out.to(exact(q))
         reads.append(out if row_sum is None else torch.cat([out, row_sum], dim=-1))
     return torch.cat(reads, dim=2)
 
@@ -279,47 +203,3 @@ def _dense(
     scores = scores if bias is None else scores + bias
     weights = terms.weights(scores, n, seen.dense())
     return torch.matmul(weights.to(v.dtype), v), weights.sum(-1, keepdim=True) if with_sum else None
-
-
-def _exact(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-def _additive(rule: Rule) -> Additive | None:
-    """Taken apart, once the level of its rows is known."""
-    if isinstance(rule, RowCentered) and type(rule).weights is RowCentered.weights:
-        return taken_apart(rule.core)
-    return taken_apart(rule)
-
-
-def _additive_names() -> list[str]:
-    return [name for name in rules.names() if _additive(rules.get(name)) is not None]
-
-
-class _Summed(torch.autograd.Function):
-    """The sum over processes; its gradient is known to all of them."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-        total = x.detach().clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
-
-
-class _Replicated(torch.autograd.Function):
-    """The same tensor on all processes; its gradient is the sum of theirs."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        total = gradient.to(_exact(gradient), copy=True).contiguous()
-        dist.all_reduce(total, group=ctx.group)
-        return total.to(gradient.dtype), None
