@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reluformer.errors import ArgumentError
+from reluformer.errors import ArgumentError, UnknownNameError
 from reluformer.study import experiment
 from reluformer.study.plan import Plan, Run, changed, make_plan
 from reluformer.study.runner import parse_shard
@@ -96,6 +96,15 @@ def test_sweeps_only_when_asked_for() -> None:
     assert len(make_plan(["regularizer"], "small", 1).runs) < len(
         make_plan(["regularizer"], "small", 1, sweeps=True).runs
     )
+
+
+def test_a_part_by_its_name_be_it_a_sweep() -> None:
+    plan = make_plan(["ffn", "regularizer"], "small", 1, parts=["norm"])
+    assert {(cell.experiment, cell.part) for cell in plan.cells} == {("ffn", "norm")}
+    with pytest.raises(UnknownNameError, match="unknown part 'nrm'; did you mean 'norm'"):
+        make_plan(["ffn"], "small", 1, parts=["nrm"])
+    with pytest.raises(ArgumentError, match="nothing to run at scale 'quick'"):
+        make_plan(["ffn"], "quick", 1, parts=["norm"])
 
 
 def test_a_change_of_a_dotted_key_leaves_the_setting_alone() -> None:

@@ -40,7 +40,9 @@ def study(
     data: Annotated[
         Path | None, typer.Option(help="Folder that holds multi30k/, europarl7-doc/, ...", show_default=False)
     ] = None,
-    part: Annotated[list[str], typer.Option(help="Only these parts of the experiments; repeat for more.")] = [],  # noqa: B006
+    part: Annotated[
+        list[str], typer.Option(help="Only these parts of the experiments, a sweep or not; repeat for more.")
+    ] = [],  # noqa: B006
     sweeps: Annotated[bool, typer.Option("--sweeps", help="Also the sweeps on which no verdict rests.")] = False,
     rule: Annotated[
         list[str], typer.Option(help="Another rule beside those of the parts that need no recipe; repeat for more.")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reluformer.errors import ArgumentError
+from reluformer.errors import ArgumentError, UnknownNameError, nearest
 from reluformer.study import experiment as experiments
 from reluformer.study.experiment import Axis, Changes, Experiment, Part, Scale
 
@@ -140,23 +140,30 @@ def make_plan(
     rules: Iterable[str] = (),
     plugins: Iterable[Path] = (),
 ) -> Plan:
-    """The runs of the named experiments. `rules` are added to every axis that is one key named `rule`."""
+    """The runs of the named experiments, or of these parts of them alone, a sweep among them or not.
+
+    `rules` are added to every axis that is one key named `rule`.
+    """
     if seeds < 1:
         raise ArgumentError(f"--seeds {seeds}: at least 1")
     loaded = [experiments.load(name) for name in names]
     plan = Plan(scale, loaded)
     wanted, plugin = set(parts), _digest(plugins)
+    known = dict.fromkeys(name for one in loaded for name in one.parts)
+    for name in wanted - known.keys():
+        raise UnknownNameError(f"unknown part '{name}'; {nearest(name, known)}")
     for seed in range(seeds):
         for one in loaded:
             for name, part in one.parts.items():
-                if scale not in part.scales or (part.sweep and not sweeps) or (wanted and name not in wanted):
+                asked_for = name in wanted if wanted else sweeps or not part.sweep
+                if scale not in part.scales or not asked_for:
                     continue
                 for labels, changes in _cells(part, scale, rules):
                     added = labels.get("rule") not in part.grid["rule"].choices if "rule" in labels else False
                     runs = tuple(_runs(part, scale, labels, changes, seed, plugin if added else None))
                     plan.add(Cell(one.name, name, labels, seed, runs))
     if not plan.cells:
-        raise ArgumentError(f"nothing to run at scale '{scale}' with these parts; --list shows what there is")
+        raise ArgumentError(f"nothing to run at scale '{scale}' with these parts; some run only at another one")
     return plan
 
 
