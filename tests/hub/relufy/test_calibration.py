@@ -88,6 +88,27 @@ def test_a_teacher_that_divides_by_its_row_sum_is_found_exactly() -> None:
     assert (fit.error < 1e-10).all() and not fit.log_scale.any()
 
 
+def test_centred_scores_need_a_scale_alone() -> None:
+    given = [sample("softmax", seed) for seed in range(4)]
+    passes = []
+
+    def read() -> list[dict[str, ReadSample]]:
+        passes.append(1)
+        return [{"one": one} for one in given]
+
+    fit = calibrate(read, rules.get("relu_exp"))["one"]
+    assert len(passes) == 2 and not fit.offset.any() and not fit.centre.any()
+    together = ReadSample(*(torch.cat(parts) for parts in list(zip(*given, strict=True))[:5]), *given[0][5:])
+    torch.testing.assert_close(fit.error, read_error(together, fit, "relu_exp"), rtol=1e-3, atol=1e-5)
+    neutral = HeadFit(torch.zeros(2), torch.zeros(2), torch.zeros(2, 8), torch.zeros(2))
+    assert (fit.error < read_error(together, neutral, "relu_exp")).all()
+
+
+def test_a_teacher_of_centred_scores_is_found_exactly() -> None:
+    fit = calibrate(lambda: [{"one": sample("relu_exp")}], rules.get("relu_exp"))["one"]
+    assert (fit.error < 1e-10).all() and not fit.log_scale.any()
+
+
 def test_the_offset_of_a_relu_teacher_is_found_to_the_grain_of_the_search() -> None:
     given = sample("relu", bias=torch.tensor(0.6))
     fit = calibrate(lambda: [{"one": given._replace(bias=None, rule=_Shifted())}], rules.get("relu"))["one"]
@@ -137,6 +158,14 @@ def test_scale_offset_and_centre_act_on_scores_as_documented() -> None:
     expected = given._replace(k=given.k - scores.centre[:, None]).scores() + scores.offset[:, None, None]
     expected = expected * torch.tensor([2.0, 1.0]).view(2, 1, 1)
     torch.testing.assert_close(given._replace(q=q, bias=bias).scores(), expected)
+
+
+def test_a_scale_alone_leaves_no_bias() -> None:
+    scores = HeadScores(2, 8, shifts=False)
+    given = sample("relu_exp")
+    q, bias = scores(given.q, given.scale)
+    assert bias is None and torch.equal(q, given.q)
+    assert [name for name, _ in scores.named_parameters()] == ["log_scale"]
 
 
 @pytest.mark.parametrize("rule", ["softmax", "rela", "sigmoid", "entmax15"])

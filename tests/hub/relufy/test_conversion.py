@@ -43,6 +43,15 @@ class TestStages:
         assert student.config.learn_offset and student.config.cross_attention == rules.Relu()
         assert teacher.config.cross_attention == rules.Softmax() and not teacher.training
 
+    def test_a_rule_of_centred_scores_has_no_use_for_an_offset(self, make_translator, tokenizer, pairs):
+        options = dict(tokenizer=tokenizer, rule="relu_exp", distillation=None, max_length=48)
+        student, report = relufy(make_translator(), pairs, **options)
+        swapped, calibrated = (stage.agreement["divergence"] for stage in report.stages.values())
+        assert calibrated < swapped
+        assert not student.config.learn_offset and student.config.cross_attention == rules.ReluExp()
+        _, relu = relufy(make_translator(), pairs, **{**options, "rule": "relu"})
+        assert swapped < relu.stages["calibrated"].agreement["divergence"], "nearer than a fitted ReLU before any fit"
+
     def test_training_the_scores_alone_leaves_the_other_weights(self, bert, word_tokenizer, sentences):
         options = Distillation(steps=4, batch_tokens=256, train="scores")
         student, report = relufy(bert, sentences, tokenizer=word_tokenizer, distillation=options, max_length=16)

@@ -16,16 +16,17 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 SHORT = Distillation(steps=4, batch_tokens=256)
 
 
-def test_an_encoder(bert, word_tokenizer, sentences, tmp_path):
-    student, report = relufy(bert, sentences, tokenizer=word_tokenizer, distillation=SHORT, max_length=16)
+@pytest.mark.parametrize("rule", ["relu", "relu_exp"])
+def test_an_encoder(bert, word_tokenizer, sentences, tmp_path, rule):
+    student, report = relufy(bert, sentences, tokenizer=word_tokenizer, rule=rule, distillation=SHORT, max_length=16)
     save(student, tmp_path, word_tokenizer, report)
     loaded = load(tmp_path)
     inputs = word_tokenizer(sentences[:5], padding=True, return_tensors="pt", return_token_type_ids=False)
     with torch.no_grad():
         wanted, got = (model(**inputs).last_hidden_state for model in (student, loaded))
     assert torch.equal(wanted, got)
-    assert not loaded.training and loaded.config._attn_implementation == "reluformer:relu"
-    assert json.loads((tmp_path / "relufy.json").read_text())["rule"] == "relu"
+    assert not loaded.training and loaded.config._attn_implementation == f"reluformer:{rule}"
+    assert json.loads((tmp_path / "relufy.json").read_text())["rule"] == rule
     assert not [path for path in tmp_path.iterdir() if path.suffix in (".bin", ".pt", ".pkl")]
 
 
@@ -39,7 +40,8 @@ def test_a_translator_of_transformers(marian, word_tokenizer, pairs, tmp_path):
     assert torch.equal(wanted, got)
 
 
-def test_a_translator_of_our_own_is_a_run(make_translator, tokenizer, pairs, tmp_path):
+@pytest.mark.parametrize("rule", ["relu", "relu_exp"])
+def test_a_translator_of_our_own_is_a_run(make_translator, tokenizer, pairs, tmp_path, rule):
     teacher, run, relufied = make_translator(), tmp_path / "softmax", tmp_path / "relu"
     teacher.save(run)
     tokenizer.save(run)
@@ -49,7 +51,7 @@ def test_a_translator_of_our_own_is_a_run(make_translator, tokenizer, pairs, tmp
         "decoding": {"beam": 2},
     }
     (run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    student, report = relufy(teacher, pairs, tokenizer=tokenizer, distillation=SHORT, max_length=48)
+    student, report = relufy(teacher, pairs, tokenizer=tokenizer, rule=rule, distillation=SHORT, max_length=48)
     save_run(student, relufied, like=run, report=report)
     translator = rf.load(relufied)
     ids = torch.tensor([[7, 8, 2]])

@@ -6,7 +6,8 @@ from every score leaves scores whose exponential is the weight; a soft threshold
 below zero is then in the right place for every row. So c and m come from least squares,
 the offset beyond m from a search in one dimension, coarse and then fine, and the scale for
 each offset in closed form: the one with the least squared error of what is read. Rules
-that divide by the row sum have no such form, and a few scales are tried instead.
+that divide by the row sum have no such form, and a few scales are tried instead; for
+rules of centred scores, to which neither c nor an offset matters, nothing but scales.
 
 Scores as they are, with an offset of zero, are among the candidates, so calibration never
 does worse than the best scale alone, and a teacher that is ReLU already is found exactly.
@@ -22,8 +23,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from reluformer.hub.relufy.heads import homogeneity
-from reluformer.rules import Pointwise, RowNormalized, Rule
+from reluformer.hub.relufy.heads import homogeneity, shifts_matter
+from reluformer.rules import Pointwise, RowCentered, RowNormalized, Rule
 
 COARSE = torch.arange(-2.0, 10.1, 0.75)
 FINE = torch.arange(-0.5, 0.51, 0.25)
@@ -31,6 +32,9 @@ FINE = torch.arange(-0.5, 0.51, 0.25)
 LOG_SCALES = torch.arange(-4.0, 6.1, 1.0)
 FINE_LOG_SCALES = torch.arange(-0.75, 0.76, 0.25)
 """Likewise for the scale of a rule that divides by its row sum."""
+NEAR_LOG_SCALES = torch.arange(-0.75, 0.76, 0.25)
+NEARER_LOG_SCALES = torch.arange(-0.1875, 0.188, 0.0625)
+"""And for a rule of centred scores, whose scale is about the teacher's."""
 RIDGE = 1e-3
 """Of the least squares, relative to the mean square of a coordinate."""
 
@@ -76,24 +80,29 @@ Passes = Callable[[], Iterable[Mapping[str, ReadSample]]]
 
 @torch.no_grad()
 def calibrate(passes: Passes, rule: Rule, centred: Callable[[str], bool] = lambda name: True) -> dict[str, HeadFit]:
-    """The best fit of every head of every attention; three passes over the texts.
+    """The best fit of every head of every attention; two or three passes over the texts.
 
     `centred` says whether the keys of an attention can be shifted.
     """
+    if not shifts_matter(rule):
+        scales = _search(passes, lambda name, sample: _unshifted(rule, sample))
+        return _search(passes, lambda name, sample: _nearer(scales[name], rule))
     rows: dict[str, RowSums] = {}
     for reads in passes():
         for name, sample in reads.items():
             rows.setdefault(name, RowSums(sample, centred(name))).add(sample)
-    searches = {name: _coarse(sums, rule) for name, sums in rows.items()}
-    fits = _search(passes, searches)
-    return _search(passes, {name: _fine(fit, rule) for name, fit in fits.items()})
+    fits = _search(passes, lambda name, sample: _coarse(rows[name], rule))
+    return _search(passes, lambda name, sample: _fine(fits[name], rule))
 
 
-def _search(passes: Passes, searches: Mapping[str, OffsetSearch]) -> dict[str, HeadFit]:
+def _search(passes: Passes, search: Callable[[str, ReadSample], OffsetSearch]) -> dict[str, HeadFit]:
+    searches: dict[str, OffsetSearch] = {}
     for reads in passes():
         for name, sample in reads.items():
+            if name not in searches:
+                searches[name] = search(name, sample)
             searches[name].add(sample)
-    return {name: search.best() for name, search in searches.items()}
+    return {name: found.best() for name, found in searches.items()}
 
 
 class RowSums:
@@ -151,6 +160,17 @@ def _fine(fit: HeadFit, rule: Rule) -> OffsetSearch:
     return OffsetSearch(rule, tried, fit.log_scale + FINE_LOG_SCALES[:, None])
 
 
+def _unshifted(rule: Rule, sample: ReadSample) -> OffsetSearch:
+    """Scores as they are, at the scales around the teacher's."""
+    _, heads, _, width = sample.q.shape
+    plain = Candidate(sample.q.new_zeros(heads, width), sample.q.new_zeros(heads))
+    return OffsetSearch(rule, [plain], NEAR_LOG_SCALES[:, None].expand(-1, heads))
+
+
+def _nearer(fit: HeadFit, rule: Rule) -> OffsetSearch:
+    return OffsetSearch(rule, [Candidate(fit.centre, fit.offset)], fit.log_scale + NEARER_LOG_SCALES[:, None])
+
+
 class OffsetSearch:
     """The squared error of what is read, of every candidate with its best scale."""
 
@@ -175,6 +195,8 @@ class OffsetSearch:
             shifted = scores + shift.unsqueeze(-1)
             if isinstance(self.rule, RowNormalized):
                 self.errors[i] += self._divided_errors(self.rule, shifted, sample, teacher)
+            elif isinstance(self.rule, RowCentered):
+                self.errors[i] += self._scaled_errors(shifted, sample, teacher)
             else:
                 student = (self.rule.weights(shifted, sample.n(), sample.visible) @ sample.v) * tokens
                 self.agreement[i] += _by_heads(student, teacher)
@@ -188,6 +210,15 @@ class OffsetSearch:
         for log_scale in self.log_scales:
             delta = rule.delta * torch.exp(-log_scale * (homogeneity(rule) or 1))[:, None, None]
             difference = (read / (delta + sums) - teacher) * sample.rows[:, None, :, None]
+            errors.append(_by_heads(difference, difference))
+        return torch.stack(errors)
+
+    def _scaled_errors(self, scores: Tensor, sample: ReadSample, teacher: Tensor) -> Tensor:
+        """Of each scale, (L, H)."""
+        errors = []
+        for scale in self.log_scales.exp():
+            weights = self.rule.weights(scores * scale[:, None, None], sample.n(), sample.visible)
+            difference = (weights @ sample.v - teacher) * sample.rows[:, None, :, None]
             errors.append(_by_heads(difference, difference))
         return torch.stack(errors)
 

@@ -1,4 +1,4 @@
-"""Our own encoder-decoder: the student is an ordinary ReLUFormer with `learn_offset`.
+"""Our own encoder-decoder: the student is an ordinary ReLUFormer, with `learn_offset` where the rule has a use for it.
 
 The scale goes into the query projection, the centre into the bias of the keys, and the
 offset is a parameter of the read, so that a saved student is a run like any other.
@@ -20,6 +20,7 @@ from reluformer.hub.relufy.agreement import relative_error
 from reluformer.hub.relufy.calibration import HeadFit, ReadSample
 from reluformer.hub.relufy.examples import Batch, Example, ExampleSet, Texts, checked_texts
 from reluformer.hub.relufy.family import Family, States
+from reluformer.hub.relufy.heads import shifts_matter
 from reluformer.kernels import Visibility
 from reluformer.layers import Attention, Block, TokenRead, TokenSlots
 from reluformer.model import ReLUFormer
@@ -55,7 +56,7 @@ class ReLUFormerFamily(Family):
 
     def student(self) -> ReLUFormer:
         rules = dict.fromkeys(("encoder_attention", "decoder_attention", "cross_attention"), self.rule)
-        student = ReLUFormer(self.teacher.config.replace(**rules, learn_offset=True))
+        student = ReLUFormer(self.teacher.config.replace(**rules, learn_offset=shifts_matter(self.rule)))
         state = {name: value for name, value in self.teacher.state_dict().items() if not name.endswith("log_gamma")}
         student.load_state_dict(state, strict=False)
         return student.to(self.teacher.output_embedding.weight).eval()
@@ -103,8 +104,8 @@ class ReLUFormerFamily(Family):
             for parameter in (attention.query.weight, attention.query.bias):
                 parameter.mul_(scale.repeat_interleave(fit.centre.size(1)).view(-1, *[1] * (parameter.ndim - 1)))
             attention.key_value.bias[: fit.centre.numel()] -= fit.centre.flatten()
-            assert attention.read.offset is not None
-            attention.read.offset.copy_(scale * fit.offset)
+            if attention.read.offset is not None:
+                attention.read.offset.copy_(scale * fit.offset)
 
     def attention_losses(self, student: nn.Module, batch: Batch) -> list[Tensor]:
         assert isinstance(student, ReLUFormer)

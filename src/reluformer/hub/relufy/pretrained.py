@@ -24,7 +24,7 @@ from reluformer.hub.relufy.agreement import relative_error
 from reluformer.hub.relufy.calibration import HeadFit, ReadSample
 from reluformer.hub.relufy.examples import Batch, Example, ExampleSet, Texts, checked_texts
 from reluformer.hub.relufy.family import Family, States
-from reluformer.hub.relufy.heads import HeadScores
+from reluformer.hub.relufy.heads import HeadScores, shifts_matter
 from reluformer.kernels import Visibility
 from reluformer.rules import Rule
 
@@ -74,7 +74,7 @@ class PretrainedFamily(Family):
     def student(self) -> PreTrainedModel:
         student = copy.deepcopy(self.teacher).eval()
         student.set_attn_implementation(PREFIX + self.rule.name)
-        attach(student, self.attentions)
+        attach(student, self.attentions, self.rule)
         student.to(self.teacher.device, self.teacher.dtype)
         return student
 
@@ -131,9 +131,10 @@ class PretrainedFamily(Family):
         for name, fit in fits.items():
             scores = student.get_submodule(f"{name}.{RELUFIED}")
             assert isinstance(scores, HeadScores)
-            for parameter, found in ((scores.log_scale, fit.log_scale), (scores.offset, fit.offset)):
-                parameter.copy_(found)
-            scores.centre.copy_(fit.centre)
+            scores.log_scale.copy_(fit.log_scale)
+            if scores.offset is not None and scores.centre is not None:
+                scores.offset.copy_(fit.offset)
+                scores.centre.copy_(fit.centre)
 
     def attention_losses(self, student: nn.Module, batch: Batch) -> list[Tensor]:
         given: dict[str, tuple[Any, Any, Tensor, Tensor]] = {}
@@ -193,10 +194,10 @@ class PretrainedFamily(Family):
         )
 
 
-def attach(model: PreTrainedModel, attentions: Mapping[str, tuple[int, int]]) -> None:
+def attach(model: PreTrainedModel, attentions: Mapping[str, tuple[int, int]], rule: Rule) -> None:
     """A neutral `HeadScores` in each of these attention modules."""
     for name, (heads, width) in attentions.items():
-        model.get_submodule(name).add_module(RELUFIED, HeadScores(heads, width))
+        model.get_submodule(name).add_module(RELUFIED, HeadScores(heads, width, shifts_matter(rule)))
 
 
 @contextmanager

@@ -39,7 +39,7 @@ def save(student: PreTrainedModel, directory: str | Path, tokenizer: Any = None,
     if not scores:
         raise ArgumentError(f"{type(student).__name__} was not relufied; save it with save_pretrained")
     directory = Path(directory)
-    attentions = {name.rpartition(".")[0]: list(module.centre.shape) for name, module in scores.items()}
+    attentions = {name.rpartition(".")[0]: [module.heads, module.width] for name, module in scores.items()}
     rule = str(student.config._attn_implementation).removeprefix(PREFIX)
     student.config.relufied = {"format": FORMAT, "rule": rule, "attentions": attentions}
     student.save_pretrained(directory)
@@ -91,7 +91,9 @@ def _with_scores(kind: Any) -> Any:
         from reluformer.hub.relufy.pretrained import attach
 
         kind.__init__(self, config, *args, **options)
-        attach(self, {name: (heads, width) for name, (heads, width) in config.relufied["attentions"].items()})
+        section = config.relufied
+        attentions = {name: (heads, width) for name, (heads, width) in section["attentions"].items()}
+        attach(self, attentions, rules.get(section["rule"]))
 
     return construct
 
