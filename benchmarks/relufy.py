@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor, nn
 
 import reluformer as rf
@@ -228,7 +229,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("model", choices=["minilm", "translator"])
     parser.add_argument("--data", type=Path, required=True, help="folder with europarl7-doc and multi30k")
     parser.add_argument("--run", type=Path, help="the softmax run, for translator")
-    parser.add_argument("--rule", default="relu")
+    parser.add_argument("--rule", type=yaml.safe_load, default="relu", help="its name, or {name: ..., option: ...}")
     parser.add_argument("--minutes", type=float, default=18.0, help="of calibration and distillation together")
     parser.add_argument("--steps", type=int, help="end distillation after so many updates; 0 = calibrate only")
     parser.add_argument("--texts", type=int, default=20000, help="texts that distillation draws from")
