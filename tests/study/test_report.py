@@ -128,6 +128,13 @@ def test_a_diverged_run_is_shown_and_counts_as_worse(plan: Plan, folder: StudyFo
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_a_training_in_parts_counts_as_a_whole(plan: Plan, folder: StudyFolder) -> None:
+    before = report.write(plan, folder).notes
+    folder.write_result(plan.cells[0].runs[0], {**finished("relu", 0), "training_seconds": 3600.0})
+    assert before != report.write(plan, folder).notes == ["30 of 40 runs are done; together they took 60 minutes."]
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_results_of_another_version_are_told(plan: Plan, folder: StudyFolder) -> None:
     path = folder.directory(plan.cells[0].runs[0]) / "result.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "study": 0}))

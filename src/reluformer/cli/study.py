@@ -222,11 +222,13 @@ class _Shown:
 
     def _left(self, outlook: Outlook) -> float | None:
         """Seconds, by the pace of the runs of the same kind; None before there is one."""
+        from reluformer.study.folder import seconds_of
+
         pace: dict[str, list[float]] = {}
         for address, state in outlook.states.items():
             result = self._folder.result(address) if state == "done" else None
             if result is not None:
-                pace.setdefault(_class(self._plan, address), []).append(float(result["seconds"]))
+                pace.setdefault(_class(self._plan, address), []).append(seconds_of(result))
             elif state == "running" and (share := self._folder.progress(address).get("share", 0)) > 0.05:
                 pace.setdefault(_class(self._plan, address), []).append(
                     (time.monotonic() - outlook.started[address]) / share

@@ -21,7 +21,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,11 @@ class StudyFolder:
             done.set()
             for older in range(number + 1):
                 (directory / f"claim-{older}").unlink(missing_ok=True)
+
+
+def seconds_of(result: Mapping[str, Any]) -> float:
+    """How long a run took; a training that was stopped and went on knows that of all its parts."""
+    return max(float(result.get("seconds", 0.0)), float(result.get("training_seconds") or 0.0))
 
 
 def _keep_touching(path: Path, done: threading.Event) -> None:

@@ -16,7 +16,7 @@ from reluformer import files
 from reluformer.scoring import compare, read_hypotheses
 from reluformer.study import figures, measures
 from reluformer.study.experiment import Experiment, Figure
-from reluformer.study.folder import StudyFolder
+from reluformer.study.folder import StudyFolder, seconds_of
 from reluformer.study.gathered import Gathered
 from reluformer.study.intervals import interval
 from reluformer.study.page import FONTS, inline_svg
@@ -50,7 +50,7 @@ def write(plan: Plan, folder: StudyFolder) -> Written:
 
 def _notes(plan: Plan, folder: StudyFolder) -> list[str]:
     done = [result for address in plan.runs if (result := folder.result(address)) is not None]
-    minutes = sum(result.get("seconds", 0.0) for result in done) / 60
+    minutes = sum(map(seconds_of, done)) / 60
     took = f"{minutes:,.0f} minutes" if minutes < 120 else f"{minutes / 60:,.1f} hours"
     notes = [f"{len(done)} of {len(plan.runs)} runs are done; together they took {took}."]
     for version, count in folder.foreign().items():
