@@ -2,7 +2,7 @@
 
 softmax_sqrt    softmax * sqrt(n)              the read has the size of a ReLU read, softmax is unchanged
 softmax_scaled  softmax * exp(g), g learned    the layer finds the size by itself
-relu_ln         LayerNorm on a plain ReLU read what of `softmax_ln` is the norm's doing, and not softmax's
+relu_ln         LayerNorm on a ReLU read       what of `softmax_ln` is the norm's doing, and not softmax's
 
 `register()` makes them known; a process that never runs the study does not see them.
 """
