@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 import textwrap
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -20,10 +22,12 @@ from reluformer.rules import registry
 
 @pytest.fixture(autouse=True)
 def clean_registry() -> Iterator[None]:
-    before = dict(registry._registry)
+    known = (registry._registry, registry._definitions)
+    before = [dict(names) for names in known]
     yield
-    registry._registry.clear()
-    registry._registry.update(before)
+    for names, kept in zip(known, before, strict=True):
+        names.clear()
+        names.update(kept)
     registry._defaults.clear()
 
 
@@ -53,7 +57,14 @@ def test_options_round_trip() -> None:
         ({"name": "relu", "gama": 1}, ArgumentError, "rule 'relu' has no option 'gama'; did you mean 'gamma'"),
         ({"name": "softmax", "gamma": 1}, ArgumentError, "rule 'softmax' has no option 'gamma'; it takes none"),
         ({"name": "relu", "gamma": -1}, ArgumentError, "gamma must be a positive number, got -1"),
-        ({"name": "relu_seqlen", "alpha": math.nan}, ArgumentError, "alpha must be a positive number"),
+        ({"name": "relu_seqlen", "alpha": math.nan}, ArgumentError, "alpha must be a finite number, got nan"),
+        (
+            {"name": "relu_exp", "spread": "wide"},
+            ArgumentError,
+            "'relu_exp': spread must be a finite number, got 'wide'",
+        ),
+        ({"name": "relu_exp", "delta": True}, ArgumentError, "delta must be a finite number, got True"),
+        ({"name": "relu", "learn_gamma": "no"}, ArgumentError, "learn_gamma must be true or false, got 'no'"),
         ({"gamma": 1}, ArgumentError, "a mapping with 'name'"),
     ],
 )
@@ -106,6 +117,30 @@ class TestARuleOfOnesOwn:
         assert "softplus_mean" in rules.names()
         self.use_everywhere("softplus_mean")
 
+    def test_the_same_definition_again_takes_the_place_of_the_first(self) -> None:
+        """As of a cell of a notebook that is run twice."""
+        cell = "@rules.register('steep')\ndef steep(scores, n):\n    return factor * torch.relu(scores) / n"
+        names = {"rules": rules, "torch": torch, "__name__": "__main__"}
+        q = torch.randn(1, 1, 3, 4)
+        for factor in (1.0, 2.0):
+            exec(cell, {**names, "factor": factor})
+            plain = rf.read(q, q, q, rule="relu_seqlen")
+            torch.testing.assert_close(rf.read(q, q, q, rule="steep"), factor * plain)
+        with pytest.raises(ArgumentError, match="registered already"):
+            exec(cell, {**names, "__name__": "elsewhere"})
+
+    def test_a_subclass_of_softmax_with_weights_of_its_own_is_not_read_as_softmax(self) -> None:
+        @rules.register("sharp")
+        @dataclass(frozen=True)
+        class Sharp(rules.Softmax):
+            def normalize(self, scores: Tensor, visible: Tensor) -> Tensor:
+                return super().normalize(4 * scores, visible)
+
+        q, k = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 9, 8)
+        torch.testing.assert_close(rf.read(q, k, k, rule="sharp"), rf.read(4 * q, k, k, rule="softmax"))
+        with pytest.raises(ArgumentError, match="impl='sdpa' reads only softmax"):
+            rf.read(q, k, k, rule="sharp", impl="sdpa")
+
     def test_a_rowwise_function_with_an_output_norm(self) -> None:
         @rules.register("relu_share", kind="rowwise", output_norm="layer_norm")
         def relu_share(scores: Tensor, visible: Tensor) -> Tensor:
@@ -130,6 +165,27 @@ class TestARuleOfOnesOwn:
         assert rules.load_plugin(plugin) == ("gelu_mean",)
         self.use_everywhere("gelu_mean")
 
+    def test_a_plugin_with_a_dataclass_and_postponed_annotations(self, tmp_path: Path) -> None:
+        plugin = tmp_path / "shifted.py"
+        plugin.write_text(
+            textwrap.dedent("""
+                from __future__ import annotations
+                from dataclasses import dataclass
+                from reluformer import rules
+
+                @rules.register("shifted")
+                @dataclass(frozen=True)
+                class Shifted(rules.ReluPlain):
+                    by: float = 1.0
+
+                    def activate(self, scores, n):
+                        return (scores - self.by).relu()
+            """)
+        )
+        for _ in range(2):
+            assert rules.load_plugin(plugin) == ("shifted",)
+        assert rules.spec(rules.get({"name": "shifted", "by": "5e-1"})) == {"name": "shifted", "by": 0.5}
+
     @pytest.mark.parametrize(
         ("source", "message"),
         [
@@ -151,20 +207,43 @@ class TestARuleOfOnesOwn:
         with pytest.raises(ArgumentError, match="no such file"):
             rules.load_plugin(tmp_path / "none.py")
 
-    def test_an_entry_point(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """An installed package, as pip would leave it: a module and its metadata."""
-        (tmp_path / "their_rules.py").write_text(
-            "import torch\n\ndef swish(scores, n):\n    return scores.sigmoid() * scores / n\n"
-        )
-        info = tmp_path / "their_rules-1.0.dist-info"
+    def install(self, folder: Path, monkeypatch: pytest.MonkeyPatch, source: str, entry: str) -> None:
+        """A package as pip would leave it: a module and its metadata."""
+        (folder / "their_rules.py").write_text(textwrap.dedent(source))
+        info = folder / "their_rules-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-rules\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text("[reluformer.rules]\nswish_mean = their_rules:swish\n")
-        monkeypatch.syspath_prepend(str(tmp_path))
+        (info / "entry_points.txt").write_text(f"[reluformer.rules]\n{entry}\n")
+        monkeypatch.syspath_prepend(str(folder))
+        monkeypatch.delitem(sys.modules, "their_rules", raising=False)
         monkeypatch.setitem(registry._state, "entry_points_loaded", False)
+
+    def test_an_entry_point(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        source = "def swish(scores, n):\n    return scores.sigmoid() * scores / n\n"
+        self.install(tmp_path, monkeypatch, source, "swish_mean = their_rules:swish")
         assert metadata.entry_points(group="reluformer.rules").names == {"swish_mean"}
         assert "swish_mean" in rules.names()
         self.use_everywhere("swish_mean")
+
+    def test_an_entry_point_that_names_a_decorated_function(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        source = """
+            from reluformer import rules
+
+            @rules.register("relu_part", kind="rowwise")
+            def relu_part(scores, visible):
+                return scores.relu() * visible
+        """
+        self.install(tmp_path, monkeypatch, source, "part = their_rules:relu_part")
+        assert "relu_part" in rules.names()
+        assert "part" not in rules.names()
+
+    def test_a_broken_entry_point_says_so_each_time(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.install(tmp_path, monkeypatch, "import no_such_module_here", "mine = their_rules:mine")
+        for _ in range(2):
+            with pytest.raises(ArgumentError, match=r"'mine = their_rules:mine'.*no_such_module_here"):
+                rules.names()
 
 
 class TestReluExp:

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import reluformer as rf
+from reluformer import rules
 from reluformer.errors import StorageError
 
 SOURCE, TARGET = torch.tensor([[5, 6, 7]]), torch.tensor([[1, 8]])
@@ -93,6 +94,18 @@ def test_a_damaged_directory_says_what_is_wrong(saved: Path, damage: object, mes
     damage(saved)
     with pytest.raises(StorageError, match=message):
         rf.ReLUFormer.load(saved)
+
+
+def test_a_rule_that_no_file_can_name_is_refused(tmp_path: Path) -> None:
+    class Leaky(rules.Relu):
+        def activate(self, scores: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.leaky_relu(scores)
+
+    for rule in (Leaky(), rules.RectifiedExp()):
+        model = rf.ReLUFormer(rf.ModelConfig.preset("tiny", vocab_size=20, cross_attention=rule))
+        with pytest.raises(StorageError, match=f"{type(rule).__name__} is not registered"):
+            model.save(tmp_path / "model")
+    assert not (tmp_path / "model" / "model.safetensors").exists()
 
 
 def test_no_directory(tmp_path: Path) -> None:

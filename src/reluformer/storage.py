@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
-from reluformer import files
+from reluformer import files, rules
 from reluformer.config import ModelConfig
-from reluformer.errors import ConfigError, StorageError, nearest
+from reluformer.errors import ArgumentError, ConfigError, StorageError, nearest
 
 FORMAT = 1
 KIND = "reluformer"
@@ -30,13 +30,15 @@ WEIGHTS = "model.safetensors"
 def save(directory: Path, config: ModelConfig, state: Mapping[str, Tensor], tokenizer: str | None = None) -> None:
     """Write a model; tensors that are shared are written once. `tokenizer` is its fingerprint."""
     try:
+        for rule in config.rules():  # one that no file can name would come back as another
+            rules.spec(rule)
         weights = serialize(_without_aliases(state), metadata={"format": "pt"})
         with files.whole_file(directory / WEIGHTS) as file:
             file.write(weights)
         model = config.model_dump(mode="json")
         content = {"format": FORMAT, "kind": KIND, "model": model, "tokenizer": tokenizer}
         files.write_json(directory / CONFIG, content)
-    except (StorageError, SafetensorError) as error:
+    except (ArgumentError, StorageError, SafetensorError) as error:
         raise StorageError(f"cannot save the model: {error}") from None
 
 

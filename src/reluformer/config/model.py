@@ -85,12 +85,14 @@ class ModelConfig(Config):
                 f"heads={self.heads} does not divide width={self.width}; use heads={near} or a multiple of "
                 f"{self.heads} as width"
             )
-        if self.learn_offset and all(
-            isinstance(rule, rules.Rowwise | rules.RowCentered) for rule in self._attention_rules()
-        ):
+        if self.learn_offset and all(isinstance(rule, rules.Rowwise | rules.RowCentered) for rule in self.rules()[1:]):
             raise ValueError(
                 "learn_offset=true makes no difference to row-wise rules such as softmax; drop it, or choose a "
                 "pointwise rule such as relu for one of the attentions"
+            )
+        if getattr(self.ffn, "learn_gamma", False):
+            raise ValueError(
+                "ffn: learn_gamma is a factor for each head of attention; drop it, a feed-forward memory has none"
             )
         if self.positions == "rotary" and (self.width // self.heads) % 2:
             raise ValueError(
@@ -100,8 +102,9 @@ class ModelConfig(Config):
             raise ValueError(f"pad_id={self.pad_id} lies outside the vocabulary of {self.vocab_size}")
         return self
 
-    def _attention_rules(self) -> tuple[Rule, ...]:
-        return self.encoder_attention, self.decoder_attention, self.cross_attention
+    def rules(self) -> tuple[Rule, ...]:
+        """Of the feed-forward memory, and of the three kinds of attention."""
+        return self.ffn, self.encoder_attention, self.decoder_attention, self.cross_attention
 
     @classmethod
     def preset(cls, size: Preset | str, architecture: Architecture | str = "reluformer", **changes: Any) -> Self:

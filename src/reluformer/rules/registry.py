@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from importlib import metadata
@@ -17,6 +19,8 @@ from reluformer.rules.base import OutputNorm, Pointwise, RowCentered, RowNormali
 ENTRY_POINT_GROUP = "reluformer.rules"
 
 _registry: dict[str, Callable[..., Rule]] = {}
+_definitions: dict[str, Any] = {}
+"""What was decorated, a function or a class, by the name of its rule."""
 _defaults: dict[str, Rule] = {}
 """Rules that were asked for by name alone, made once."""
 _state = {"entry_points_loaded": False}
@@ -30,11 +34,12 @@ def register(
 
     On a function: `f(scores, n)` for a pointwise rule, `f(scores, visible)` for a
     row-wise one. On a frozen dataclass derived from `Pointwise` or `Rowwise`: as it is,
-    its fields being the options of the rule.
+    its fields being the options of the rule. The same definition again, as of a notebook's
+    cell that is run twice, takes the place of the first.
     """
 
     def decorate(definition: R) -> R:
-        if name in _registry and _registry[name] is not definition:
+        if name in _registry and _origin(_definitions[name]) != _origin(definition):
             raise ArgumentError(f"a rule named '{name}' is registered already; choose another name")
         _defaults.pop(name, None)
         if isinstance(definition, type):
@@ -46,9 +51,15 @@ def register(
             _registry[name] = _class_from_function(name, definition, kind, output_norm)
         else:
             raise ArgumentError(f"rule '{name}': expected a function or a class, got {type(definition).__name__}")
+        _definitions[name] = definition
         return definition
 
     return decorate
+
+
+def _origin(definition: Any) -> tuple[str, str]:
+    """Where a function or class was defined."""
+    return getattr(definition, "__module__", ""), getattr(definition, "__qualname__", "")
 
 
 def _class_from_function(
@@ -60,6 +71,7 @@ def _class_from_function(
     body = {
         "__doc__": function.__doc__,
         "__module__": function.__module__,
+        "__qualname__": getattr(function, "__qualname__", name),
         method: lambda self, scores, extra: function(scores, extra),
         "name": name,
         "output_norm": output_norm,
@@ -95,20 +107,42 @@ def get(rule: str | Mapping[str, Any] | Rule) -> Rule:
             f"unknown rule '{name}'; {nearest(name, _registry)}; --plugin FILE adds rules of your own"
         )
     factory = _registry[name]
-    valid = [field.name for field in fields(cast(Any, factory))] if options else []
-    for option in options:
-        if option not in valid:
+    defaults = {field.name: field.default for field in fields(cast(Any, factory))} if options else {}
+    for option, value in options.items():
+        if option not in defaults:
             raise ArgumentError(
-                f"rule '{name}' has no option '{option}'; {nearest(option, valid) if valid else 'it takes none'}"
+                f"rule '{name}' has no option '{option}'; {nearest(option, defaults) if defaults else 'it takes none'}"
             )
+        options[option] = _checked(f"rule '{name}': {option}", value, defaults[option])
     made = factory(**options)
     if not options:
         _defaults[name] = made
     return made
 
 
+def _checked(where: str, value: Any, default: Any) -> Any:
+    """An option of the kind that its default is; YAML reads 1e-3 as a text."""
+    if isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise ArgumentError(f"{where} must be true or false, got {value!r}")
+    elif isinstance(default, float):
+        try:
+            number = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise ArgumentError(f"{where} must be a finite number, got {value!r}")
+        return number
+    return value
+
+
 def spec(rule: Rule) -> str | dict[str, Any]:
     """What `get` turns back into an equal rule: the name, or a mapping where options differ."""
+    if rule.name not in _registry or _origin(_registry[rule.name]) != _origin(type(rule)):
+        raise ArgumentError(
+            f"the rule {type(rule).__name__} is not registered, so no file can name it; decorate its class with "
+            "@reluformer.rules.register"
+        )
     options = {f.name: getattr(rule, f.name) for f in fields(rule) if getattr(rule, f.name) != f.default}
     return {"name": rule.name, **options} if options else rule.name
 
@@ -122,13 +156,16 @@ def load_plugin(path: str | Path) -> tuple[str, ...]:
     module_spec = importlib.util.spec_from_file_location(f"reluformer_plugin_{path.stem}", path)
     if module_spec is None or module_spec.loader is None:
         raise ArgumentError(f"--plugin {path}: not a Python file; its name must end in .py")
+    module = sys.modules[module_spec.name] = importlib.util.module_from_spec(
+        module_spec
+    )  # where dataclasses look it up
     try:
-        module_spec.loader.exec_module(importlib.util.module_from_spec(module_spec))
+        module_spec.loader.exec_module(module)
     except ReluformerError:
         raise
     except Exception as error:
         raise ArgumentError(f"--plugin {path}: {type(error).__name__}: {error}") from error
-    added = tuple(name for name in _registry if name not in before)
+    added = tuple(name for name in _registry if name not in before or _origin(_definitions[name])[0] == module.__name__)
     if not added:
         raise ArgumentError(f"--plugin {path}: registers no rule; decorate a function with @reluformer.rules.register")
     return added
@@ -138,9 +175,15 @@ def _load_entry_points() -> None:
     """Rules of installed packages: an entry point of the group names a function, class or module."""
     if _state["entry_points_loaded"]:
         return
-    _state["entry_points_loaded"] = True
     for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
-        definition = entry.load()  # a module registers its rules while it is imported
-        if callable(definition) and not any(known is definition for known in _registry.values()):
+        try:
+            definition = entry.load()  # a module registers its rules while it is imported
+        except Exception as error:
+            raise ArgumentError(
+                f"entry point '{entry.name} = {entry.value}' of {ENTRY_POINT_GROUP}: {type(error).__name__}: {error}; "
+                "mend or uninstall the package that brings it"
+            ) from error
+        if callable(definition) and not any(known is definition for known in _definitions.values()):
             if entry.name not in _registry:
                 register(entry.name)(definition)
+    _state["entry_points_loaded"] = True
