@@ -54,6 +54,14 @@ class TestFeedForward:
         ffn.train()(x)
         assert len(gathered) == 2
 
+    @pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated")
+    def test_a_trace_holds_no_product_of_the_kernel(self) -> None:
+        ffn = FeedForward(512, 1024, rules.get("relu_plain")).eval().requires_grad_(False)
+        torch.nn.init.constant_(ffn.keys.bias, -1.0)
+        x = normal(2, 1, 512)
+        traced = torch.jit.trace(lambda x: ffn(x)[0], x)
+        torch.testing.assert_close(traced(-x), ffn.values(ffn.weights(-x)))
+
     def test_biases_as_in_the_paper(self) -> None:
         assert FeedForward(4, 8, rules.get("relu_plain")).keys.bias is not None
         assert FeedForward(4, 8, rules.get("softmax")).keys.bias is None

@@ -112,7 +112,8 @@ class FeedForward(nn.Module):
     def _read_values(self, activations: Tensor) -> Tensor:
         """values(activations); for a few rows at inference, only the values of slots that fired."""
         matrix, bias = self.values.weight, self.values.bias
-        known = type(self.rule) is ReluPlain and not self.training and not torch.compiler.is_compiling()
+        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        known = type(self.rule) is ReluPlain and not self.training and not traced
         trains = torch.is_grad_enabled() and matrix.requires_grad
         if not known or trains or matrix.is_inference() or not cpu.gathering_pays(activations, matrix.size(0)):
             return F.linear(activations, matrix, bias)
@@ -120,7 +121,10 @@ class FeedForward(nn.Module):
         return read if bias is None else read + bias
 
     def _value_rows(self) -> Tensor:
-        """The values, a row each: a transposed copy of the matrix, kept until the matrix changes."""
+        """The values, a row each: a transposed copy of the matrix, kept until the matrix changes.
+
+        A write through `.data` goes unseen; `eval()` after it makes the copy anew.
+        """
         matrix = self.values.weight.detach()
         state = (matrix.data_ptr(), matrix._version)
         if self._rows is None or self._rows[0] != state:

@@ -119,6 +119,18 @@ def test_a_row_normalized_rule_with_a_row_scale_of_its_own() -> None:
     assert_like_reference(memory(30, 40), stats=True, rule=Relu2Norm(delta=0.5))
 
 
+@pytest.mark.parametrize("hit", [50.0, 65.0])
+def test_the_row_sum_of_a_score_far_above_the_others(hit: float) -> None:
+    """Its gradient is next to nothing, though the sum of the row is e^50 and its square beyond float32."""
+    generator = torch.Generator().manual_seed(0)
+    q, k = torch.zeros(1, 1, 16, 4), torch.randn(1, 1, 64, 4, generator=generator)
+    q[..., 0], k[..., 5, 0] = 1.0, hit
+    k.requires_grad_()
+    _, stats = rf.read(q, k, k, rule="relu_exp", scale=1.0, impl="cpu", return_stats=True)
+    (gradient,) = torch.autograd.grad(stats.row_sum.sum(), k)
+    assert float(gradient.abs().max()) <= 1e-6
+
+
 def test_bfloat16_is_read_with_float32_sums() -> None:
     q, k, v = (tensor.bfloat16() for tensor in memory(40, 600))
     out = rf.read(q, k, v, rule="relu", impl="cpu")

@@ -70,6 +70,24 @@ def test_without_a_library_the_reference_serves(taken: list[str], monkeypatch: p
     assert kernels.availability()["cpu"] == "not available: nobody built it"
 
 
+@pytest.mark.parametrize("has_library", [True, False])
+@pytest.mark.parametrize("stats", [False, True])
+def test_centred_scores_keep_their_digits_under_autocast(
+    monkeypatch: pytest.MonkeyPatch, has_library: bool, stats: bool
+) -> None:
+    """What all slots have in common is far larger than what tells them apart, and bfloat16 has three digits."""
+    if not has_library:
+        monkeypatch.setattr(cpu, "_missing", "nobody built it")
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 4, 8, 128, 64, generator=generator).bfloat16()
+    q, k = q + 15 / 8, k + 15 / 8
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        read = rf.read(q, k, v, rule="relu_exp", return_stats=stats)
+    out = read[0] if isinstance(read, tuple) else read
+    expected = rf.read(q.double(), k.double(), v.double(), rule="relu_exp", impl="reference")
+    assert float((out - expected).norm() / expected.norm()) <= 4e-3  # the values and the result are in bfloat16
+
+
 def test_every_implementation_tells_whether_it_can_be_used() -> None:
     states = kernels.availability()
     assert ("auto", *states) == kernels.IMPLEMENTATIONS

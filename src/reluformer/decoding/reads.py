@@ -13,8 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from reluformer.kernels import sdpa
 from reluformer.layers import TokenSlots
-from reluformer.rules import ReluPlain, Rule, Softmax
+from reluformer.rules import ReluPlain, Rule
 
 
 class Visible(NamedTuple):
@@ -119,7 +120,7 @@ def reader_of(rule: Rule) -> Reader:
     """The reader for `rule`; a subclass that changes the mathematics falls back to the general one."""
     if isinstance(rule, ReluPlain) and type(rule).activate is ReluPlain.activate:
         return ReluReader(rule)
-    if isinstance(rule, Softmax) and type(rule).normalize is Softmax.normalize:
+    if sdpa.reads(rule):
         return SoftmaxReader(rule)
     return Reader(rule)
 

@@ -11,7 +11,7 @@ from reluformer.kernels.bias import Bias, RowKeyBias
 from reluformer.kernels.centering import centring_bias
 from reluformer.kernels.statistics import RowStats
 from reluformer.kernels.visibility import Visibility
-from reluformer.rules import RowCentered, Rule, Softmax
+from reluformer.rules import RowCentered, Rule
 
 __all__ = ["IMPLEMENTATIONS", "Bias", "RowKeyBias", "RowStats", "Visibility", "availability", "run"]
 
@@ -35,12 +35,16 @@ def run(
     if impl == "auto" and torch.onnx.is_in_onnx_export():  # the kernels are no operators of ONNX
         impl = "reference"
     if isinstance(rule, RowCentered) and (
-        impl in ("cpu", "triton") or (impl == "auto" and (q.is_cuda or cpu.pays(q, k, v, visibility, stats)))
+        impl in ("cpu", "triton")
+        or (
+            impl == "auto"
+            and (cpu.pays(q, k, v, visibility, stats) or _triton_can(q, k, v, rule.core, visibility, bias))
+        )
     ):
         moved = centring_bias(q, k, rule, visibility, bias, scale)
         if moved is not None:
             rule, bias = rule.core, moved
-    fused = isinstance(rule, Softmax) and not stats
+    fused = sdpa.reads(rule) and not stats
     if impl == "sdpa" and not fused:
         raise ArgumentError(
             f"impl='sdpa' reads only softmax rules and without statistics, not rule '{rule.name}' with "
@@ -50,7 +54,7 @@ def run(
         return sdpa.read(q, k, v, visibility, bias, scale), None
     if impl == "cpu" or (impl == "auto" and _cpu_is_best(q, k, v, rule, visibility, bias, stats)):
         return cpu.read(q, k, v, rule, visibility, bias, scale, stats)
-    if impl == "triton" or (impl == "auto" and q.is_cuda and not triton.refusal(q, k, v, rule, visibility, bias)):
+    if impl == "triton" or (impl == "auto" and _triton_can(q, k, v, rule, visibility, bias)):
         return triton.read(q, k, v, rule, visibility, bias, scale, stats)
     return reference.read(q, k, v, rule, visibility, bias, scale, stats)
 
@@ -59,6 +63,10 @@ def _cpu_is_best(
     q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None, stats: bool
 ) -> bool:
     return cpu.pays(q, k, v, visibility, stats) and cpu.refusal(q, rule, visibility, bias) is None
+
+
+def _triton_can(q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None) -> bool:
+    return q.is_cuda and triton.refusal(q, k, v, rule, visibility, bias) is None
 
 
 def availability() -> dict[str, str]:

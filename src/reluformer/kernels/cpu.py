@@ -118,7 +118,7 @@ def refusal(q: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None) ->
 
 def pays(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, stats: bool) -> bool:
     """Whether the kernel is expected to beat the reference; see the constants."""
-    if q.device.type != "cpu":
+    if q.device.type != "cpu" or unavailable():
         return False
     scores = q.size(0) * q.size(1) * visibility.queries * visibility.slots
     if visibility.queries <= FEW:

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from reluformer.kernels import cpu
 from reluformer.kernels.native.library import NOTHING, packed_rows, tensor4
+from reluformer.kernels.precision import without_autocast
 from reluformer.kernels.visibility import Visibility
 
 CHUNK = 64
@@ -30,6 +31,13 @@ def row_moments(
 
     Of a row that sees nothing they mean nothing.
     """
+    with without_autocast(q):
+        return _exact_moments(q, k, keys, visibility, scale, with_variance)
+
+
+def _exact_moments(
+    q: Tensor, k: Tensor, keys: Tensor | None, visibility: Visibility, scale: float, with_variance: bool
+) -> tuple[Tensor, Tensor | None]:
     exact = torch.float64 if q.dtype == torch.float64 else torch.float32
     x, y = k.to(exact), q.to(exact)
     if keys is not None:  # as one more column, times 1

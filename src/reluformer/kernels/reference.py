@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from reluformer.kernels.bias import Bias, dense_bias
+from reluformer.kernels.precision import widened, without_autocast
 from reluformer.kernels.statistics import RowStats, row_stats
 from reluformer.kernels.visibility import Visibility
 from reluformer.rules import Pointwise, RowCentered, Rule
@@ -61,15 +62,12 @@ def weights(
 
 
 def _scores(q: Tensor, k: Tensor, bias: Bias | None, scale: float, rule: Rule) -> Tensor:
-    """scale * q k^T + bias, at least in float32: rules divide by n, which bfloat16 cannot count.
-
-    Centred scores are small differences, of which products in bfloat16 would leave few digits.
-    """
-    if isinstance(rule, RowCentered) and q.dtype in (torch.bfloat16, torch.float16):
-        q, k = q.float(), k.float()
-    scores = torch.matmul(q * scale, k.transpose(-1, -2))
-    if scores.dtype in (torch.bfloat16, torch.float16):
-        scores = scores.float()
+    """scale * q k^T + bias, at least in float32; where they are centred, of products in float32 as well."""
+    if isinstance(rule, RowCentered):
+        with without_autocast(q):
+            scores = torch.matmul(widened(q) * scale, widened(k).transpose(-1, -2))
+    else:
+        scores = widened(torch.matmul(q * scale, k.transpose(-1, -2)))
     added = dense_bias(bias)
     return scores if added is None else scores + added
 

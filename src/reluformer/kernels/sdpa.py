@@ -8,6 +8,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from reluformer.kernels.bias import Bias, dense_bias
 from reluformer.kernels.visibility import Visibility
+from reluformer.rules import Rule, Softmax
+
+
+def reads(rule: Rule) -> bool:
+    """Whether `rule` is softmax, with whatever output norm; a subclass with weights of its own is not."""
+    return isinstance(rule, Softmax) and type(rule).normalize is Softmax.normalize
 
 
 def read(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, bias: Bias | None, scale: float) -> Tensor:

@@ -50,8 +50,10 @@ inline void row_coefficients(const Gradient& gradient, const Rows& rows, const B
         const float sum = sums == nullptr ? 0.0f : sums[i], scale = rows.scale(b, i);
         const float factor = row_factor(problem, scale, sum);
         float constant = 0.0f, log_factor = 0.0f;
-        if (d_row_sum != nullptr)  // R = g A, and dg/dA = -g^2
-            constant += d_row_sum[i] * (divided ? factor - factor * factor * sum : factor);
+        if (d_row_sum != nullptr) {  // R = g A, and dg/dA = -g^2; g - g^2 A without the square, which may underflow
+            const float delta = static_cast<float>(problem.delta);
+            constant += d_row_sum[i] * factor * (divided ? delta / (delta + scale * sum) : 1.0f);
+        }
         if (divided) {
             const float *d_out = gradient.d_out.at(b, h, i), *out = problem.out.at(b, h, i);
             float product = 0.0f;
