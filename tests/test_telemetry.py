@@ -9,7 +9,8 @@ import torch
 
 import reluformer as rf
 from reluformer.errors import ArgumentError
-from reluformer.telemetry import Telemetry, _anisotropy
+from reluformer.kernels.statistics import row_stats
+from reluformer.telemetry import Telemetry, _anisotropy, _summary
 
 
 def model_and_batch(length: int = 12, **changes: object) -> tuple[rf.ReLUFormer, torch.Tensor, torch.Tensor]:
@@ -95,6 +96,21 @@ def test_top_mass_and_margin_from_500_slots_on() -> None:
     assert all(0 < mass < 0.5 for mass in seen["encoder.0.attention"].top_mass or [math.nan])
     assert all(0 < mass < 0.5 for mass in seen["encoder.0.ffn"].top_mass or [math.nan])
     assert all(share == 1.0 for share in seen["encoder.0.attention"].margin_active)
+
+
+@pytest.mark.parametrize("slots", [1500, 3000, 6000])
+def test_the_top_of_multiples_of_500_slots(slots: int) -> None:
+    """The share of 0.2 % is a whole number there, which float32 misses."""
+    weights = torch.rand(1, 1, 2, slots)
+    model, source, target = model_and_batch(slots=slots)
+    telemetry = Telemetry(model)
+    with telemetry.watch(0):
+        model(source, target)
+    assert telemetry.latest["encoder.0.ffn"].top_mass is not None
+    everything = torch.ones(1, 2, dtype=torch.bool)
+    found = _summary(weights, row_stats(weights, None, torch.full((1, 1, 2), slots)), everything, "relu")
+    expected = weights.topk(slots // 500).values.sum(-1) / weights.sum(-1)
+    assert found["top_mass"] == pytest.approx([float(expected.mean())])
 
 
 def test_anisotropy_is_the_mean_pairwise_cosine() -> None:

@@ -28,9 +28,8 @@ from reluformer.errors import ArgumentError
 from reluformer.kernels.statistics import RowStats, row_stats
 from reluformer.layers import Attention, FeedForward, Sublayer, TokenRead, TokenSlots
 
-TOP_SHARE = 0.002
-TOP_MASS_FROM = 500
-"""Below so many slots the top 0.2 % are a single slot, and its mass says little."""
+ONE_IN = 500
+"""The heaviest slots of a row are one in so many, 0.2 %; of a row with fewer slots than that, their mass says little."""
 
 
 @dataclass(frozen=True)
@@ -257,11 +256,11 @@ def _summary(weights: Tensor, stats: RowStats, real: Tensor, rule: str) -> dict[
     margin = stats.entropy > 0.7 * stats.n_visible.clamp_min(1).log()
     slots = _per_head(stats.n_visible, rows)[0]
     top_mass = None
-    if weights.size(-1) >= TOP_MASS_FROM:
-        top = weights.topk(math.ceil(TOP_SHARE * weights.size(-1)), dim=-1).values.cumsum(-1)
-        last = (stats.n_visible * TOP_SHARE).ceil().long().clamp_min(1) - 1
+    if weights.size(-1) >= ONE_IN:
+        top = weights.topk(math.ceil(weights.size(-1) / ONE_IN), dim=-1).values.cumsum(-1)
+        last = (stats.n_visible.long().clamp_min(1) - 1) // ONE_IN  # of ceil(n / ONE_IN)
         share = top.gather(-1, last[..., None]).squeeze(-1) / stats.row_sum.clamp_min(1e-12)
-        top_mass = _per_head(share, live & (stats.n_visible >= TOP_MASS_FROM))
+        top_mass = _per_head(share, live & (stats.n_visible >= ONE_IN))
     return {
         "rule": rule,
         "slots": slots,
