@@ -27,6 +27,11 @@ def padded_length(q, k, v, rule, causal=False, key_mask=None, **options):
         raise ArgumentError("only relu")
     plain = rf.read(q, k, v, rule="relu_plain", causal=causal, key_mask=key_mask, **options)
     return plain / (k.size(2) / 2) ** 0.5 if k.size(2) else plain
+
+def first_tile(q, k, v, rule, **options):
+    """Right as long as everything fits into one tile."""
+    out = good(q, k, v, rule, **options)
+    return torch.cat([out[..., :64, :], torch.zeros_like(out[..., 64:, :])], dim=-2)
 '''
 
 
@@ -50,6 +55,13 @@ def test_a_kernel_that_counts_padding_fails(tmp_path: Path) -> None:
     assert result.returncode == 1, result.stdout + result.stderr
     assert "test_padding_changes_nothing" in result.stdout
     assert "test_no_row_sees_the_future" in result.stdout
+
+
+def test_a_kernel_that_is_wrong_past_its_first_tile_fails(tmp_path: Path) -> None:
+    result = run_suite(tmp_path, "first_tile")
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "relu-long-full" in result.stdout
+    assert "relu-self" not in result.stdout
 
 
 def test_an_implementation_that_does_not_exist() -> None:

@@ -25,7 +25,7 @@ from reluformer.memory import RowStats
 
 Read = Callable[..., Any]
 
-PATTERNS = ("self", "causal", "decode", "cross", "ffn")
+PATTERNS = ("self", "causal", "decode", "cross", "ffn", "long")
 PADDINGS = ("full", "ragged", "empty_row")
 DTYPES = (torch.float32, torch.bfloat16)
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
@@ -50,6 +50,7 @@ class Case:
             "decode": (3, 19),
             "cross": (5, 23),
             "ffn": (7, 40),
+            "long": (150, 300),  # past the first tile of any kernel
         }[self.pattern]
         return 3, 2, queries, slots, 9
 
@@ -66,7 +67,7 @@ class Case:
             return torch.randn(*shape, generator=generator).to(self.dtype)
 
         inputs = {"q": draw(b, h, q, d), "k": draw(b, h, k, d), "v": draw(b, h, k, d)}
-        options: dict[str, Any] = {"rule": self.rule, "causal": self.pattern in ("causal", "decode")}
+        options: dict[str, Any] = {"rule": self.rule, "causal": self.pattern in ("causal", "decode", "long")}
         if self.pattern == "ffn":  # learned slots: one scale-free score and a key bias
             inputs["bias"] = draw(1, 1, 1, k)
             options["scale"] = d**-0.25
@@ -77,8 +78,13 @@ class Case:
 
 
 def grid() -> list[Case]:
-    """Every case for every rule that is registered now."""
-    return [Case(*choice) for choice in product(rf.rules.names(), PATTERNS, PADDINGS, DTYPES)]
+    """Every case for every rule that is registered now; of the long ones the half that small ones do not cover."""
+    cases = [Case(*choice) for choice in product(rf.rules.names(), PATTERNS, PADDINGS, DTYPES)]
+    return [
+        case
+        for case in cases
+        if case.pattern != "long" or (case.dtype is torch.float32 and case.padding != "empty_row")
+    ]
 
 
 def implementation(name: str) -> Read:
