@@ -45,6 +45,10 @@ def test_study_with_a_rule_of_ones_own(tmp_path: Path, plugin: Path) -> None:
     panels = json.loads((out / "figures" / "variance.json").read_text())["panels"]
     rules = ["relu_plain", "relu", "relu_seqlen", "softmax", "gelu_mean"]
     assert [series["label"] for series in panels[0]["series"]] == rules
+    plugin.write_text(PLUGIN.replace("gelu(scores)", "no_such_function(scores)"))
+    broken = run("study", "variance", "--part", "reads", *mine, cwd=tmp_path)
+    assert broken.returncode == 1
+    assert "4 of 5 runs are done" in broken.stdout and "no_such_function" in broken.stdout.replace("\n", "")
 
 
 def test_study_lists_its_experiments() -> None:

@@ -36,6 +36,19 @@ def test_a_wide_interval_does_not_decide_what_a_logarithmic_axis_shows() -> None
     plt.close(drawn)
 
 
+def test_a_place_without_a_value_keeps_its_line_beside_its_name() -> None:
+    from matplotlib import pyplot as plt
+
+    panels: list[dict[str, Any]] = [
+        {"title": "", "xlabel": "x", "series": [{"label": "", "points": [figures._point(n, v) for n, v in values]}]}
+        for values in ([("a", [1.0]), ("b", [2.0]), ("c", [3.0])], [("a", [1.0]), ("b", []), ("c", [math.inf])])
+    ]
+    drawn = figures.draw({"kind": "dots", "panels": panels})
+    assert drawn.axes[0].get_ylim() == drawn.axes[1].get_ylim()
+    assert [text.get_text() for text in drawn.axes[1].texts] == ["diverged"]
+    plt.close(drawn)
+
+
 @pytest.mark.parametrize("name", experiment.names())
 def test_lines_of_one_figure_are_told_apart(name: str) -> None:
     """By their colour as long as there are enough, and by dash and marker without any."""

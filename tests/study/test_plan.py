@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from reluformer.errors import ArgumentError, UnknownNameError
+from reluformer.rules import registry
 from reluformer.study import experiment
 from reluformer.study.plan import Plan, Run, changed, make_plan
 from reluformer.study.runner import parse_shard
@@ -117,3 +118,26 @@ def test_a_change_of_a_dotted_key_leaves_the_setting_alone() -> None:
 def test_a_wrong_shard_says_how_to_write_it(text: str) -> None:
     with pytest.raises(ArgumentError, match=f"--shard {text}: write it as i/n"):
         parse_shard(text)
+
+
+def test_another_version_of_a_plugin_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the runs that use its rules, also where the experiment itself names them."""
+    one = experiment.load("ffn")
+    rules = one.parts["rules"]
+    choices = {**rules.grid["rule"].choices, "mine": {"model.ffn": {"name": "of_a_plugin"}}}
+    grown = rules.replace(grid={"rule": rules.grid["rule"].replace(choices=choices)})
+    monkeypatch.setattr(experiment, "load", lambda name: one.replace(parts={**one.parts, "rules": grown}))
+    monkeypatch.setattr(registry, "from_plugins", lambda: ("of_a_plugin",))
+    plugin = tmp_path / "my_rules.py"
+    addresses = []
+    for text in ("first = 1", "second = 2"):
+        plugin.write_text(text)
+        plan = make_plan(["ffn"], "small", 1, plugins=[plugin])
+        addresses.append({cell.labels["rule"]: cell.runs[0].address for cell in plan.cells})
+    first, second = addresses
+    assert {rule for rule in first if first[rule] != second[rule]} == {"mine"}
+    assert {rule: address for rule, address in first.items() if rule != "mine"} == {
+        cell.labels["rule"]: cell.runs[0].address
+        for cell in make_plan(["ffn"], "small", 1).cells
+        if cell.labels["rule"] != "mine"
+    }

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from reluformer import files
 from reluformer.errors import DataError
 from reluformer.study import report
 from reluformer.study.folder import StudyFolder
@@ -34,12 +35,13 @@ def test_results_without_texts(tmp_path: Path) -> None:
     first, *others = plan.runs.values()
     folder.write_result(first, {"status": "finished", "seconds": 3.0, "accuracy": {"64": 1.0}})
     (folder.directory(first) / "translations.jsonl").write_text("{}\n")
+    files.write_json(folder.bootstrap(first.address), {others[0].address: 0.5})
     folder.write_run(others[0])
     report.write(plan, folder)
     assert publish(plan, folder, tmp_path / "public") == 1
     there = StudyFolder(tmp_path / "public")
     assert there.result(first) == folder.result(first)
-    assert [path.name for path in there.directory(first).iterdir()] == ["result.json"]
+    assert sorted(path.name for path in there.directory(first).iterdir()) == ["bootstrap.json", "result.json"]
     assert [path.name for path in there.runs.iterdir()] == [first.address]
     assert json.loads((there.path / "results.json").read_text())["scale"] == "quick"
 
@@ -53,6 +55,16 @@ def test_verdicts_enter_the_rows_of_their_claims(tmp_path: Path) -> None:
     assert "| C10 tenth | `b.py` | none yet |\n" in once
     enter_verdicts(path, [verdict("C1"), verdict("C1", "slots")])
     assert path.read_text() == once
+    enter_verdicts(path, [verdict("C1", "recall")])
+    assert "`ffn`: reproduced; `slots`: reproduced; `recall`: reproduced |" in path.read_text()
+
+
+def test_publishing_before_anything_is_done(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs reluformer[plots]")
+    plan, folder = make_plan(["recall"], "quick", 1), StudyFolder(tmp_path / "study")
+    report.write(plan, folder)
+    assert publish(plan, folder, tmp_path / "public" / "quick") == 0
+    assert (tmp_path / "public" / "quick" / "report.md").is_file()
 
 
 def test_a_smoke_test_has_no_place_in_the_table(tmp_path: Path) -> None:

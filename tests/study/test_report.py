@@ -138,7 +138,7 @@ def test_a_training_in_parts_counts_as_a_whole(plan: Plan, folder: StudyFolder) 
 def test_results_of_another_version_are_told(plan: Plan, folder: StudyFolder) -> None:
     path = folder.directory(plan.cells[0].runs[0]) / "result.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "study": 0}))
-    assert any("1 results were written by version 0" in note for note in report.write(plan, folder).notes)
+    assert any("1 result was written by version 0" in note for note in report.write(plan, folder).notes)
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -150,8 +150,23 @@ def test_paired_bootstrap_where_translations_exist(plan: Plan, folder: StudyFold
             for name, documents in (("translations", hypotheses), ("references", references)):
                 lines = "\n".join(json.dumps({"hyp": document}) for document in documents)
                 (folder.directory(cell.runs[1]) / f"{name}.jsonl").write_text(lines + "\n", encoding="utf-8")
-    report.write(plan, folder)
-    assert "softmax against relu: seed 0: p = 0.00" in (folder.path / "report.md").read_text(encoding="utf-8")
+    for _ in range(2):  # the second time without the translations, as from results that were published
+        report.write(plan, folder)
+        assert "softmax against relu: seed 0: p = 0.00" in (folder.path / "report.md").read_text(encoding="utf-8")
+        for path in folder.runs.glob("*/*.jsonl"):
+            path.unlink()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_corpora_that_differ_are_told(plan: Plan, folder: StudyFolder) -> None:
+    corpus = {"tokenizer": "a0", "train_target_tokens": 400}
+    for cell in plan.cells:
+        folder.write_result(cell.runs[0], {**finished(cell.labels["rule"], cell.seed), "data": corpus})
+    assert len(report.write(plan, folder).notes) == 1
+    folder.write_result(plan.cells[0].runs[0], {**finished("relu", 0), "data": {**corpus, "tokenizer": "b1"}})
+    assert any(
+        "runs on multi30k were made with corpora that differ" in note for note in report.write(plan, folder).notes
+    )
 
 
 def test_quick_is_smoke(tmp_path: Path) -> None:

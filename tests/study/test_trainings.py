@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -102,6 +103,15 @@ def test_what_is_examined(make_run, context: Context) -> None:
             len(json.loads(line)["hyp"])
             for line in (context.folder.directory(exam) / "references.jsonl").read_text().splitlines()
         ]
+
+
+@pytest.mark.parametrize("count", [0, 1, 60, 61, 125])
+def test_a_thinned_curve_ends_where_the_training_did(count: int) -> None:
+    events = [{"step": step, "nll": 1.0, "total_tokens": step} for step in range(1, count + 1)]
+    log = SimpleNamespace(events=lambda kind: events)
+    points = trainings._thinned(SimpleNamespace(log=log))  # type: ignore[arg-type]
+    assert len(points) <= 60
+    assert [point["step"] for point in points[-1:]] == [event["step"] for event in events[-1:]]
 
 
 def test_losses_by_position_are_means_over_tokens() -> None:

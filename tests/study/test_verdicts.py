@@ -82,6 +82,21 @@ def test_divergence_is_worse_than_anything() -> None:
     assert compare(BASE, gone, condition("better"))[0] == "holds"
     assert compare(gone, gone, condition("better"))[0] == "undecided"
     assert compare(seeds(math.inf, 2.0, 2.0), BASE, condition("worse"))[0] == "undecided"
+    assert compare(seeds(math.inf, 3.5, 3.5), BASE, condition("worse", by=10.0))[0] == "holds"
+    assert compare(seeds(math.inf, 3.001, 3.021), BASE, condition("worse", by=10.0))[0] == "undecided"
+    assert compare(seeds(math.inf, 3.001, 2.981), BASE, condition("not_worse"))[0] == "undecided"
+    assert compare(seeds(3.0, 3.0, 3.0), seeds(math.inf, 3.0, 3.0), condition("not_worse"))[0] == "holds"
+
+
+def test_seeds_where_both_diverged_tell_nothing() -> None:
+    outcome, told = compare(seeds(*[math.inf] * 3), seeds(math.inf, math.inf, 3.0), condition("worse"))
+    assert outcome == "undecided"
+    assert "3 seeds are needed" in told
+
+
+def test_what_decides_an_equivalence_is_told() -> None:
+    _, told = compare(seeds(3.001, 3.018, 2.983), BASE, condition("not_worse"))
+    assert "90 % [" in told and told.endswith("margin 1 %")
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def study(
     ] = [],  # noqa: B006
     sweeps: Annotated[bool, typer.Option("--sweeps", help="Also the sweeps on which no verdict rests.")] = False,
     rule: Annotated[
-        list[str], typer.Option(help="Another rule beside those of the parts that need no recipe; repeat for more.")
+        list[str], typer.Option(help="Also run this rule in the parts that need no recipe; repeat for more.")
     ] = [],  # noqa: B006
     listing: Annotated[bool, typer.Option("--list", help="Show the experiments and stop.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show runs, tokens and hours, and stop.")] = False,
@@ -88,13 +88,14 @@ def study(
     if dry_run:
         _dry_run(planned, folder, shard, jobs, as_json, console)
         return
-    if not report_only:
-        _run(planned, folder, jobs, shard, data, plugin, console)
+    failures = 0 if report_only else _run(planned, folder, jobs, shard, data, plugin, console)
     written = _report(planned, folder, as_json, console)
     if publish is not None:
         console.print(f"{publishing.publish(planned, folder, publish)} results are in {publish}.", highlight=False)
     if paper_map is not None:
         publishing.enter_verdicts(paper_map, written.verdicts)
+    if failures:
+        raise typer.Exit(1)
 
 
 def _check_rules(names: list[str]) -> None:
@@ -159,7 +160,8 @@ def _dry_run(plan: Plan, folder: StudyFolder, shard: str, jobs: int, as_json: bo
 
 def _run(
     plan: Plan, folder: StudyFolder, jobs: int, shard: str, data: Path | None, plugins: list[Path], console: Console
-) -> None:
+) -> int:
+    """Do what is left; how many runs failed."""
     from reluformer.study.corpora import data_config
     from reluformer.study.runner import Options, Runner, parse_shard
 
@@ -183,6 +185,7 @@ def _run(
         raise typer.Exit(130)
     minutes = (time.monotonic() - began) / 60
     console.print(f"{outlook.count('done')} of {len(runner.addresses)} runs are done; {minutes:.1f} minutes this time.")
+    return len(outlook.failures)
 
 
 class _Shown:

@@ -17,6 +17,7 @@ from reluformer.errors import ArgumentError, ReluformerError, UnknownNameError, 
 from reluformer.rules.base import OutputNorm, Pointwise, RowCentered, RowNormalized, Rowwise, Rule
 
 ENTRY_POINT_GROUP = "reluformer.rules"
+PLUGIN_PREFIX = "reluformer_plugin_"
 
 _registry: dict[str, Callable[..., Rule]] = {}
 _definitions: dict[str, Any] = {}
@@ -59,7 +60,7 @@ def register(
 
 def _origin(definition: Any) -> tuple[str, str]:
     """Where a function or class was defined."""
-    return getattr(definition, "__module__", ""), getattr(definition, "__qualname__", "")
+    return getattr(definition, "__module__", None) or "", getattr(definition, "__qualname__", "")
 
 
 def _class_from_function(
@@ -153,7 +154,7 @@ def load_plugin(path: str | Path) -> tuple[str, ...]:
     if not path.is_file():
         raise ArgumentError(f"--plugin {path}: no such file")
     before = set(_registry)
-    module_spec = importlib.util.spec_from_file_location(f"reluformer_plugin_{path.stem}", path)
+    module_spec = importlib.util.spec_from_file_location(f"{PLUGIN_PREFIX}{path.stem}", path)
     if module_spec is None or module_spec.loader is None:
         raise ArgumentError(f"--plugin {path}: not a Python file; its name must end in .py")
     module = sys.modules[module_spec.name] = importlib.util.module_from_spec(
@@ -169,6 +170,11 @@ def load_plugin(path: str | Path) -> tuple[str, ...]:
     if not added:
         raise ArgumentError(f"--plugin {path}: registers no rule; decorate a function with @reluformer.rules.register")
     return added
+
+
+def from_plugins() -> tuple[str, ...]:
+    """The rules that plugin files registered."""
+    return tuple(name for name, known in _definitions.items() if _origin(known)[0].startswith(PLUGIN_PREFIX))
 
 
 def _load_entry_points() -> None:

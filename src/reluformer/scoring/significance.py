@@ -38,8 +38,9 @@ class Estimate:
 class Comparison:
     """Two systems on the same test set, `b` against the baseline `a`.
 
-    `p_value` is two-sided: how often resampling alone moves the difference by more than
-    the one that was seen. It is 1 where no resample can tell the systems apart.
+    `p_value` is sacreBLEU's: how often the size of a resampled difference exceeds its mean by more
+    than the difference that was seen. That is about 0.4 where there is none, and half of a two-sided
+    p elsewhere; it is 1 where no resample can tell the systems apart.
     """
 
     metric: MetricName

@@ -6,7 +6,8 @@ several experiments share, so that runs which two of them ask for are the same r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
 from itertools import product
@@ -17,6 +18,7 @@ from pydantic import Field, model_validator
 
 from reluformer.config import Config
 from reluformer.errors import ConfigError, UnknownNameError, nearest
+from reluformer.study import measures
 
 Scale = Literal["quick", "small", "paper"]
 SCALES: tuple[Scale, ...] = ("quick", "small", "paper")
@@ -95,6 +97,13 @@ class Part(Config):
             yield dict(combination), changes
 
 
+def _check_metric(look_up: Callable[[str], object], metric: str) -> None:
+    try:
+        look_up(metric)
+    except UnknownNameError as error:
+        raise ValueError(str(error)) from None
+
+
 class Condition(Config):
     """One comparison; see `verdicts` for what the tests mean."""
 
@@ -109,6 +118,13 @@ class Condition(Config):
     """How much more than nothing the difference has to be, in the unit of the metric's margin."""
     limit: float | None = None
     """For `above` and `below`."""
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> Self:
+        _check_metric(measures.measure, self.metric)
+        if (self.limit is not None) != (self.test in ("above", "below")):
+            raise ValueError(f"test '{self.test}' {'takes no' if self.limit is not None else 'needs a'} limit")
+        return self
 
 
 class Judgement(Config):
@@ -135,6 +151,15 @@ class Figure(Config):
     """The axis that goes along the bottom; its labels are numbers."""
     log: Literal["", "x", "y", "xy"] = ""
 
+    @model_validator(mode="after")
+    def _draws_what_is_known(self) -> Self:
+        for metric in [self.metric] if isinstance(self.metric, str) else self.metric:
+            if self.kind in ("points", "lines", "series"):
+                _check_metric(measures.series if self.kind == "series" else measures.measure, metric)
+        if (self.kind == "lines") != (self.x is not None):
+            raise ValueError(f"figure '{self.name}': x is the axis along the bottom of `lines`, and of nothing else")
+        return self
+
 
 class Experiment(Config):
     """One file of experiments/."""
@@ -154,6 +179,9 @@ class Experiment(Config):
 
     @model_validator(mode="after")
     def _refers_to_itself(self) -> Self:
+        for claim in self.claims:
+            if not re.fullmatch(r"[A-Z]\d+", claim):
+                raise ValueError(f"claim '{claim}': a letter and a number are expected, as in C3")
         for judgement in self.verdicts:
             if judgement.claim not in self.claims:
                 raise ValueError(f"a verdict names claim '{judgement.claim}', valid: {', '.join(self.claims)}")
@@ -161,6 +189,8 @@ class Experiment(Config):
                 self._check_place(condition.part, (condition.a, condition.b))
         for figure in self.figures:
             self._check_place(figure.part, ())
+            if figure.x is not None and figure.x not in self.parts[figure.part].grid:
+                raise ValueError(f"figure '{figure.name}': there is no axis '{figure.x}' in part '{figure.part}'")
         return self
 
     def _check_place(self, part: str, places: tuple[dict[str, str], ...]) -> None:
@@ -177,13 +207,17 @@ class Experiment(Config):
 
 def names() -> tuple[str, ...]:
     """Every experiment, in the order in which they run."""
-    found = [load(path.name.removesuffix(".yaml")) for path in _folder("experiments").iterdir()]
+    found = [load(name) for name in _files("experiments")]
     return tuple(e.name for e in sorted(found, key=lambda e: (e.order, e.name)))
 
 
 def load(name: str) -> Experiment:
     """The experiment called `name`."""
-    return Experiment.parse(_read("experiments", name), where=f"experiments/{name}.yaml")
+    where = f"experiments/{name}.yaml"
+    found = Experiment.parse(_read("experiments", name), where=where)
+    if found.name != name:
+        raise ConfigError(f"{where}: its name is '{found.name}'; call file and experiment alike")
+    return found
 
 
 def setting(name: str) -> dict[str, Any]:
@@ -203,11 +237,14 @@ def _folder(kind: str) -> Traversable:
     return resources.files("reluformer.study") / kind
 
 
+def _files(kind: str) -> list[str]:
+    return [path.name.removesuffix(".yaml") for path in _folder(kind).iterdir() if path.name.endswith(".yaml")]
+
+
 def _read(kind: str, name: str) -> dict[str, Any]:
     path = _folder(kind) / f"{name}.yaml"
     if not path.is_file():
-        known = [p.name.removesuffix(".yaml") for p in _folder(kind).iterdir() if p.name.endswith(".yaml")]
-        raise UnknownNameError(f"unknown {kind.removesuffix('s')} '{name}'; {nearest(name, known)}")
+        raise UnknownNameError(f"unknown {kind.removesuffix('s')} '{name}'; {nearest(name, _files(kind))}")
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
         raise ConfigError(f"{kind}/{name}.yaml: expected keys and values, got {type(content).__name__}")

@@ -88,9 +88,8 @@ def _dots(figure: Figure, experiment: str, gathered: Gathered) -> list[dict[str,
         points = []
         for place in gathered.places(experiment, figure.part):
             values = gathered.values(experiment, figure.part, place, metric)
-            if values:
-                points.append(_point(" ".join(place.values()), list(values.values())))
-        series = [{"label": "", "points": points}] if points else []
+            points.append(_point(" ".join(place.values()), list(values.values())))
+        series = [{"label": "", "points": points}] if any(point["seeds"] for point in points) else []
         panels.append({"title": "", "xlabel": measures.measure(metric).label, "series": series})
     return panels
 
@@ -161,7 +160,7 @@ def _maps(figure: Figure, experiment: str, gathered: Gathered) -> list[dict[str,
         seeds = gathered.at(experiment, figure.part, place)
         found = seeds[min(seeds)].get("examination", {}).get("maps", {})
         if found.get("picture"):
-            panels.append({"title": " ".join(place.values()), "weights": found["picture"], "words": found["words"]})
+            panels.append({"title": " ".join(place.values()), "weights": found["picture"]})
     return panels
 
 
@@ -246,6 +245,8 @@ def _draw_dots(axis: Any, panel: Mapping[str, Any], data: Mapping[str, Any]) -> 
     """Seeds as small dots, their mean and interval as a bar, best read from top to bottom."""
     points = panel["series"][0]["points"]
     for i, point in enumerate(points):
+        if "y" not in point and not point["diverged"]:  # not there yet; its line stays, as the panels share their names
+            continue
         if "y" not in point:
             axis.annotate("diverged", (0.02, i), xycoords=("axes fraction", "data"), va="center", color="0.3")
             continue

@@ -4,6 +4,7 @@ runs/ADDRESS/run.json       the configuration
 runs/ADDRESS/result.json    what came out; there only when the run is done
 runs/ADDRESS/claim-0        who is at it (claim-1, ... once an earlier claim went stale)
 runs/ADDRESS/progress.json  how far it is
+runs/ADDRESS/bootstrap.json p of its translations against those of other runs
 runs/ADDRESS/worker.log     what it said
 runs/ADDRESS/training/      the run directory of a training
 data/                       prepared corpora
@@ -52,6 +53,10 @@ class StudyFolder:
     def directory(self, run: Run | str) -> Path:
         """Where a run lives."""
         return self.runs / (run if isinstance(run, str) else run.address)
+
+    def bootstrap(self, address: str) -> Path:
+        """Where the paired tests of a run's translations are kept."""
+        return self.directory(address) / "bootstrap.json"
 
     def write_run(self, run: Run) -> None:
         """Say what the run is, for the worker and for readers."""

@@ -41,7 +41,6 @@ def examine(translator: Translator, documents: Sequence[Document], most_tokens: 
         return {"tokens": 0, "reads": {}, "picture": None}
     totals: dict[str, list[dict[str, list[float]]]] = {}
     picture: list[list[float]] = []
-    words: list[str] = []
     for document in longest:
         source, target = (_tokens([pair[side] for pair in document.pairs]) for side in (0, 1))
         kinds = {"source": _kinds(source, tokenizer), "target": _kinds([BEGIN, *target[:-1]], tokenizer)}
@@ -51,7 +50,7 @@ def examine(translator: Translator, documents: Sequence[Document], most_tokens: 
             side = "source" if name.startswith("encoder") or name.endswith("cross") else "target"
             totals.setdefault(name, []).append(_describe(name, weights, *kinds[side]))
         last = [name for name in seen if name.startswith("encoder")][-1]
-        picture, words = _picture(seen[last]), [tokenizer.decode([t]).strip() for t in source[:PICTURE_SIDE]]
+        picture = _picture(seen[last])
     reads = {
         name: {
             key: [rounded(sum(heads) / len(heads)) for heads in zip(*(p[key] for p in parts), strict=True)]
@@ -64,7 +63,6 @@ def examine(translator: Translator, documents: Sequence[Document], most_tokens: 
         "documents": len(longest),
         "reads": reads,
         "picture": picture,
-        "words": words,
     }
 
 

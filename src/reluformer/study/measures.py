@@ -19,7 +19,10 @@ Points = list[tuple[float | str, float]]
 
 @dataclass(frozen=True)
 class Measure:
-    """One number of a cell; infinity where the training diverged, None where it was not measured."""
+    """One number of a cell; None where it was not measured.
+
+    Of a training that diverged, quality is infinitely bad, and what telemetry saw on the way says nothing.
+    """
 
     label: str
     value: Callable[..., float | None]
@@ -117,11 +120,17 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
+def _snapshots(results: Results) -> list[Any]:
+    """Of a training that came to its end."""
+    own = _own(results)
+    return [] if own.get("status") == "diverged" else list(own.get("telemetry", []))
+
+
 def _telemetry(key: str, ffn: bool, last: bool = False) -> Callable[[Results], float | None]:
     """Mean over memories, over the snapshots of the training or of the last one."""
 
     def of(results: Results) -> float | None:
-        snapshots = _own(results).get("telemetry", [])[-1 if last else 0 :]
+        snapshots = _snapshots(results)[-1 if last else 0 :]
         return _mean(read.get(key) for snapshot in snapshots for read in _reads(snapshot, ffn).values())
 
     return of
@@ -133,7 +142,7 @@ def _ratio(read: Mapping[str, Any]) -> float | None:
 
 
 def _log_ffn_variance(results: Results) -> float | None:
-    snapshots = _own(results).get("telemetry", [])
+    snapshots = _snapshots(results)
     mean = _mean(_ratio(read) for snapshot in snapshots for read in _reads(snapshot, True).values())
     return math.log10(mean) if mean else None
 
@@ -170,12 +179,14 @@ MEASURES: dict[str, Measure] = {
     "bleu": Measure("BLEU", _translated("bleu"), margin=0.5, digits=2),
     "d_bleu": Measure("d-BLEU", _translated("d_bleu"), margin=0.5, digits=2),
     "accuracy": Measure("share of right answers", _accuracy),
-    "log_ffn_variance": Measure("log10 of FFN output variance / residual variance", _log_ffn_variance, digits=2),
+    "log_ffn_variance": Measure(
+        "log10 of FFN output variance / residual variance, mean over training and layers", _log_ffn_variance, digits=2
+    ),
     "ffn_top_mass": Measure("mass on the top 0.2 % of the slots", _telemetry("top_mass", ffn=True, last=True)),
     "ffn_anisotropy": Measure("mean cosine of two values", _telemetry("anisotropy", ffn=True, last=True)),
     "ffn_entropy": Measure("entropy of a row, nats", _telemetry("entropy", ffn=True, last=True)),
     "margin_active": Measure("share of rows beyond the entropy margin", _telemetry("margin_active", ffn=False)),
-    "attention_zeros": Measure("attention weights exactly zero", _telemetry("zero_fraction", ffn=False, last=True)),
+    "attention_zeros": Measure("zero attention weights, share", _telemetry("zero_fraction", ffn=False, last=True)),
     "variance_slope": Measure("slope of log variance against log n", _variance_slope),
     "speed": Measure("times as fast in training", _speed, digits=2),
     "attention_distance": Measure("distance of a read, tokens", _mapped("distance"), digits=1),

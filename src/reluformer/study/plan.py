@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from reluformer.errors import ArgumentError, UnknownNameError, nearest
+from reluformer.rules import registry
 from reluformer.study import experiment as experiments
 from reluformer.study.experiment import Axis, Changes, Experiment, Part, Scale
 
@@ -148,7 +149,7 @@ def make_plan(
         raise ArgumentError(f"--seeds {seeds}: at least 1")
     loaded = [experiments.load(name) for name in names]
     plan = Plan(scale, loaded)
-    wanted, plugin = set(parts), _digest(plugins)
+    wanted, plugin, plugged = set(parts), _digest(plugins), set(registry.from_plugins())
     known = dict.fromkeys(name for one in loaded for name in one.parts)
     for name in wanted - known.keys():
         raise UnknownNameError(f"unknown part '{name}'; {nearest(name, known)}")
@@ -160,7 +161,8 @@ def make_plan(
                     continue
                 for labels, changes in _cells(part, scale, rules):
                     added = labels.get("rule") not in part.grid["rule"].choices if "rule" in labels else False
-                    runs = tuple(_runs(part, scale, labels, changes, seed, plugin if added else None))
+                    own = added or not plugged.isdisjoint(_texts(changes))
+                    runs = tuple(_runs(part, scale, labels, changes, seed, plugin if own else None))
                     plan.add(Cell(one.name, name, labels, seed, runs))
     if not plan.cells:
         raise ArgumentError(f"nothing to run at scale '{scale}' with these parts; some run only at another one")
@@ -215,6 +217,15 @@ def changed(content: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
             place = place.setdefault(section, {})
         place[last] = copy.deepcopy(value)
     return result
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in nested settings, the names of rules among them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _texts(inner)
 
 
 def _digest(plugins: Iterable[Path]) -> str:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from reluformer import files
-from reluformer.scoring import compare, read_hypotheses
-from reluformer.study import figures, measures
+from reluformer.study import bootstrap, figures, measures
 from reluformer.study.experiment import Experiment, Figure
 from reluformer.study.folder import StudyFolder, seconds_of
 from reluformer.study.gathered import Gathered
@@ -54,16 +53,32 @@ def _notes(plan: Plan, folder: StudyFolder) -> list[str]:
     took = f"{minutes:,.0f} minutes" if minutes < 120 else f"{minutes / 60:,.1f} hours"
     notes = [f"{len(done)} of {len(plan.runs)} runs are done; together they took {took}."]
     for version, count in folder.foreign().items():
-        notes.append(f"{count} results were written by version {version} of the study and are left out.")
-    return notes
+        were = "result was" if count == 1 else "results were"
+        notes.append(f"{count} {were} written by version {version} of the study and left out.")
+    return [*notes, *_corpora_that_differ(done)]
+
+
+def _corpora_that_differ(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a corpus holds is no part of a run's address; runs on another one are not comparable."""
+    seen: dict[str, set[str]] = {}
+    for result in results:
+        if result.get("data"):
+            name = result["run"]["dataset"]
+            kind = json.dumps([name, result["run"].get("data", {})], sort_keys=True)
+            seen.setdefault(kind, {name}).add(json.dumps(result["data"], sort_keys=True))
+    differing = sorted({json.loads(kind)[0] for kind, found in seen.items() if len(found) > 2})
+    return [
+        f"Careful: runs on {name} were made with corpora that differ, and are compared all the same."
+        for name in differing
+    ]
 
 
 def _section(one: Experiment, plan: Plan, gathered: Gathered, folder: StudyFolder) -> Section:
     verdicts = [judge(one, j, gathered, plan.scale) for j in one.verdicts if plan.scale in j.scales]
     tables = [table for part in one.parts if (table := _table(one, part, gathered)) is not None]
     drawn = [found for figure in one.figures if (found := _draw(figure, one.name, gathered, folder)) is not None]
-    bootstrap = [line for part in one.parts for line in _bootstrap(one, part, gathered)]
-    return Section(one, verdicts, tables, drawn, bootstrap)
+    paired = [line for part in one.parts for line in bootstrap.lines(one, part, gathered)]
+    return Section(one, verdicts, tables, drawn, paired)
 
 
 # ------------------------------------------------------------------ numbers
@@ -124,36 +139,6 @@ def _speed_table(one: Experiment, part: str, gathered: Gathered) -> Table:
             rows.append([place, rule, f"{speed:,.0f}", *(f"{ratio:.2f}" for ratio in ratios), f"{memory:,.0f}"])
     head = ["tier, tokens", "rule", "target tokens/s", "training, × softmax", "translation, × softmax", "MB of a step"]
     return Table(one.parts[part].title, head, rows)
-
-
-def _bootstrap(one: Experiment, part: str, gathered: Gathered) -> list[str]:
-    """Paired bootstrap of every system against the first place, seed by seed, where translations are kept."""
-    places = gathered.places(one.name, part)
-    lines = []
-    for place in places[1:]:
-        found = []
-        for cell, _ in gathered.cells(one.name, part):
-            if cell.labels == place:
-                p_value = _p_value(gathered, one.name, part, places[0], cell.runs[-1].address, cell.seed)
-                found += [] if p_value is None else [f"seed {cell.seed}: p = {p_value:.3f}"]
-        if found:
-            lines.append(f"{' '.join(place.values())} against {' '.join(places[0].values())}: {', '.join(found)}")
-    return lines
-
-
-def _p_value(
-    gathered: Gathered, name: str, part: str, base: Mapping[str, str], address: str, seed: int
-) -> float | None:
-    folder = gathered.folder
-    others = [c for c, _ in gathered.cells(name, part) if c.labels == base and c.seed == seed]
-    if not others:
-        return None
-    paths = [folder.directory(a) / "translations.jsonl" for a in (address, others[0].runs[-1].address)]
-    references = folder.directory(address) / "references.jsonl"
-    if not all(path.is_file() for path in (*paths, references)):
-        return None
-    ours, theirs, target = (read_hypotheses(path) for path in (*paths, references))
-    return compare(ours, theirs, target, metric="bleu").p_value
 
 
 def _draw(figure: Figure, experiment: str, gathered: Gathered, folder: StudyFolder) -> Drawn | None:

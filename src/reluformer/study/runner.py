@@ -114,7 +114,7 @@ class Runner:
             command += ["--data", str(self.options.data)]
         for plugin in self.options.plugins:
             command += ["--plugin", str(plugin)]
-        with (self.folder.directory(run) / "worker.log").open("ab") as log:
+        with (self.folder.directory(run) / "worker.log").open("wb") as log:
             self._processes[address] = subprocess.Popen(
                 command, stdout=log, stderr=subprocess.STDOUT, env=self._environment(), start_new_session=True
             )
@@ -147,6 +147,8 @@ class Runner:
     def _last_words(self, address: str, code: int) -> str:
         log = self.folder.directory(address) / "worker.log"
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        if code < 0:  # it had no time to say anything
+            return f"killed by signal {-code} (see {log})"
         return f"{lines[-1] if lines else f'ended with code {code}'} (see {log})"
 
     def _stop(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from reluformer.study.bootstrap import NOTE
 from reluformer.study.experiment import Claim, Experiment, Figure, Scale
 from reluformer.study.page import page
 from reluformer.study.verdicts import Verdict
@@ -21,7 +22,7 @@ LEADS: dict[Scale, str] = {
 }
 PROTOCOL = (
     "The rules for the verdicts were fixed before the runs (docs/protocol.md). "
-    "Behind ± stands half of the 95 % interval of a mean over seeds."
+    "Behind ± stands half of the 95 % interval of a mean over seeds; a positive difference is for the better."
 )
 
 
@@ -121,7 +122,7 @@ def _html_section(section: Section) -> str:
         parts.append(f"<figure><h3>{_text(figure.title)}</h3>{svg}{caption}</figure>")
     parts += map(_html_table, section.tables)
     if section.bootstrap:
-        parts.append(f"<h3>Paired bootstrap of test BLEU</h3>{_lines(section.bootstrap)}")
+        parts.append(f"<h3>Paired bootstrap of test BLEU</h3><p>{_text(NOTE)}.</p>{_lines(section.bootstrap)}")
     parts.append(f"<p><b>Scale.</b> {_text(one.scale_note)}</p></section>")
     return "".join(parts)
 
@@ -163,7 +164,12 @@ def _markdown_section(section: Section) -> list[str]:
     for table in section.tables:
         lines += [table.title, "", *_markdown_table(table.head, table.rows), ""]
     if section.bootstrap:
-        lines += ["Paired bootstrap of test BLEU:", "", *(f"* {line}" for line in section.bootstrap), ""]
+        lines += [
+            f"Paired bootstrap of test BLEU ({NOTE}):",
+            "",
+            *(f"* {line}" for line in section.bootstrap),
+            "",
+        ]
     return [*lines, one.scale_note.strip()]
 
 

@@ -152,7 +152,7 @@ def _thinned(directory: RunDirectory, most: int = 60) -> list[dict[str, Any]]:
     """At most so many points of the training curve, the last among them."""
     events = directory.log.events("train")
     every = max(1, -(-len(events) // most))
-    chosen = events[len(events) % every or every - 1 :: every] if events else []
+    chosen = events[(len(events) - 1) % every :: every]
     points = []
     for event in chosen:
         point = {"step": event["step"], "nll": rounded(event["nll"]), "tokens": event["total_tokens"]}

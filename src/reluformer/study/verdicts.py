@@ -56,16 +56,21 @@ def compare(a: Mapping[int, float], b: Mapping[int, float], condition: Condition
     pairs = [(a[seed], b[seed]) for seed in seeds if math.isfinite(a[seed]) or math.isfinite(b[seed])]
     if not pairs:
         return "undecided", "nothing to compare"
-    if any(math.isinf(x) or math.isinf(y) for x, y in pairs):
-        return _with_divergence([sign * (x - y) for x, y in pairs], condition, len(seeds))
-    base = abs(statistics.fmean(y for _, y in pairs))
+    base = abs(statistics.fmean([y for _, y in pairs if math.isfinite(y)] or [0.0]))
     unit = base / 100 if rule.relative else 1.0
+    margin, by = rule.margin * unit, (condition.by or 0.0) * unit
     differences = [sign * (x - y) for x, y in pairs]
-    wide, narrow = interval(differences), interval(differences, 0.90)
-    told = _told(wide, unit, rule)
+    if any(map(math.isinf, differences)):
+        outcome, told = _with_divergence(differences, condition.test, margin, by)
+    else:
+        wide, narrow = interval(differences), interval(differences, 0.90)
+        outcome = _outcome(condition, wide, narrow, margin, by)
+        told = _told(wide, unit, rule)
+        if condition.test in ("not_worse", "equivalent"):  # what decides them
+            told += f", 90 % {_span(narrow, unit, rule)}, margin {rule.margin:g}{' %' if rule.relative else ''}"
     if len(pairs) < LEAST_SEEDS:
         return "undecided", f"{told}; {LEAST_SEEDS} seeds are needed"
-    return _outcome(condition, wide, narrow, rule.margin * unit, (condition.by or 0.0) * unit), told
+    return outcome, told
 
 
 def _outcome(condition: Condition, wide: Interval, narrow: Interval, margin: float, by: float) -> Outcome:
@@ -81,17 +86,17 @@ def _outcome(condition: Condition, wide: Interval, narrow: Interval, margin: flo
     return "fails" if high < by or (equivalent and by <= margin) else "undecided"
 
 
-def _with_divergence(differences: Sequence[float], condition: Condition, seeds: int) -> tuple[Outcome, str]:
-    """Divergence is worse than anything; it decides where all seeds point one way."""
+def _with_divergence(differences: Sequence[float], test: str, margin: float, by: float) -> tuple[Outcome, str]:
+    """Divergence is worse than anything; it decides where every seed says the same."""
     lost, won = sum(d == -math.inf for d in differences), sum(d == math.inf for d in differences)
     told = f"diverged: {lost} of {len(differences)} on the one side, {won} on the other"
-    if seeds < LEAST_SEEDS:
-        return "undecided", f"{told}; {LEAST_SEEDS} seeds are needed"
-    if all(d < 0 for d in differences):
-        return ("holds" if condition.test == "worse" else "fails"), told
-    if all(d > 0 for d in differences):
-        return ("holds" if condition.test in ("better", "not_worse") else "fails"), told
-    return "undecided", told
+    least, most = min(differences), max(differences)
+    if test == "equivalent":
+        return ("fails" if most < -margin or least > margin else "undecided"), told
+    if test == "worse":
+        least, most = -most, -least
+    needed = -margin if test == "not_worse" else by
+    return ("holds" if least > needed else "fails" if most < needed else "undecided"), told
 
 
 def _told(found: Interval, unit: float, rule: measures.Measure) -> str:
@@ -99,7 +104,12 @@ def _told(found: Interval, unit: float, rule: measures.Measure) -> str:
     mean = f"{abs(found.mean) / scale:.3g}{sign} {'better' if found.mean >= 0 else 'worse'}"
     if found.count < 2:
         return f"{mean}, one seed"
-    return f"{mean}, 95 % [{found.low / scale:+.3g}, {found.high / scale:+.3g}]"
+    return f"{mean}, 95 % {_span(found, unit, rule)}"
+
+
+def _span(found: Interval, unit: float, rule: measures.Measure) -> str:
+    scale = unit if rule.relative else 1.0
+    return f"[{found.low / scale:+.3g}, {found.high / scale:+.3g}]"
 
 
 def against_limit(values: Mapping[int, float], condition: Condition) -> tuple[Outcome, str]:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +72,8 @@ def work(folder: StudyFolder, address: str, data: Path | None) -> int:
 
 def circumstances() -> dict[str, Any]:
     """What a reader must know to judge a result; nothing that names the machine or its folders."""
-    here = Path(__file__).parent
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=False
-    )
     return {
-        "commit": commit.stdout.strip() or None,
+        "commit": _commit(),
         "reluformer": reluformer.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -84,6 +81,15 @@ def circumstances() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
     }
+
+
+def _commit() -> str | None:
+    """That of this code; None where it is no clone, or nobody installed git."""
+    with suppress(FileNotFoundError):
+        command = ["git", "rev-parse", "--short", "HEAD"]
+        found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+        return found.stdout.strip() or None
+    return None
 
 
 def main() -> None:
