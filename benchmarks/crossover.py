@@ -1,16 +1,18 @@
 """Where the CPU kernel overtakes the reference: what the constants in kernels/cpu.py rest on.
 
     python benchmarks/crossover.py                # a table
-    python benchmarks/crossover.py --json
+    python benchmarks/crossover.py --rule relu_exp --json
 
-For each shape the time of the reference over that of the kernel (above 1: the kernel is faster), for the read alone,
-with its backward pass, and with the gradients of the row statistics too; then the dense product over the gathered
-one for the second matrix of a feed-forward memory. `auto` takes the kernel from the shapes on where these pass 1.
+For each shape, with all slots visible, causal and half padded, the time of the reference over that of the kernel (above
+1: the kernel is faster), for the read alone, with its backward pass, and with the gradients of the row statistics too;
+then the dense product over the gathered one for the second matrix of a feed-forward memory. `auto` takes the kernel
+from the shapes on where these pass 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from functools import partial
 from itertools import product
@@ -27,37 +29,47 @@ from reluformer.kernels import cpu
 SHAPES = [  # B, H, Tq, Tk
     *((1, 4, length, length) for length in (16, 64, 128, 256, 512)),
     *((8, 4, length, length) for length in (16, 64, 128)),
+    *((4096 // length, 4, length, length) for length in (16, 32, 64)),  # as many tokens as a batch of sentences has
     *((1, 8, queries, slots) for queries in (1, 4, 8) for slots in (64, 512, 4096)),
 ]
 
 
-def calls(shape: tuple[int, int, int, int], impl: str) -> dict[str, Callable[[], object]]:
+def hidden(pattern: str, batch: int, slots: int) -> dict[str, Any]:
+    """What `read` is told of the slots that a query does not see."""
+    padding = (torch.arange(slots) < slots // 2).expand(batch, slots)
+    return {"full": {}, "causal": {"causal": True}, "padded": {"key_mask": padding}}[pattern]
+
+
+def calls(rule: str, shape: tuple[int, int, int, int], pattern: str, impl: str) -> dict[str, Callable[[], object]]:
     torch.manual_seed(0)
     batch, heads, queries, slots = shape
     q = torch.randn(batch, heads, queries, 64, requires_grad=True)
     k, v = (torch.randn(batch, heads, slots, 64, requires_grad=True) for _ in range(2))
+    options: dict[str, Any] = {"rule": rule, "impl": impl, **hidden(pattern, batch, slots)}
     d_out, d_row = torch.randn(batch, heads, queries, 64), torch.randn(batch, heads, queries)
 
     def forward() -> Tensor:
         with torch.no_grad():
-            return rf.read(q, k, v, rule="relu", impl=impl)
+            return rf.read(q, k, v, **options)
 
     def backward() -> object:
-        return torch.autograd.grad(rf.read(q, k, v, rule="relu", impl=impl), (q, k, v), d_out)
+        return torch.autograd.grad(rf.read(q, k, v, **options), (q, k, v), d_out)
 
     def statistics() -> object:
-        out, stats = rf.read(q, k, v, rule="relu", impl=impl, return_stats=True)
+        out, stats = rf.read(q, k, v, **options, return_stats=True)
         return torch.autograd.grad((out, stats.row_sum, stats.entropy), (q, k, v), (d_out, d_row, d_row))
 
     return {"forward": forward, "backward": backward, "statistics": statistics}
 
 
-def reads(repeats: int) -> list[dict[str, Any]]:
+def reads(rule: str, repeats: int) -> list[dict[str, Any]]:
     rows = []
-    for shape in SHAPES:
-        both = {(impl, name): call for impl in ("cpu", "reference") for name, call in calls(shape, impl).items()}
+    for shape, pattern in product(SHAPES, ("full", "causal", "padded")):
+        made = {impl: calls(rule, shape, pattern, impl) for impl in ("cpu", "reference")}
+        both = {(impl, name): call for impl, named in made.items() for name, call in named.items()}
         times = interleaved({f"{impl} {name}": call for (impl, name), call in both.items()}, repeats)
         row: dict[str, Any] = dict(zip(("batch", "heads", "queries", "slots"), shape, strict=True))
+        row |= {"pattern": pattern, "scores": math.prod(shape)}
         for name in ("forward", "backward", "statistics"):
             row[name] = round(times[f"reference {name}"].median / times[f"cpu {name}"].median, 2)
         rows.append(row)
@@ -87,6 +99,7 @@ def products(repeats: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rule", default="relu")
     parser.add_argument("--threads", type=int, default=1, help="one is steadier on a busy machine")
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
@@ -95,11 +108,13 @@ def main() -> None:
     if reason := cpu.unavailable():
         raise SystemExit(f"there is nothing to compare: {reason}")
     torch.set_num_threads(arguments.threads)
-    results = {"reads": reads(arguments.repeats), "products": products(arguments.repeats)}
+    results = {"reads": reads(arguments.rule, arguments.repeats), "products": products(arguments.repeats)}
     if not arguments.json:
         for row in (*results["reads"], *results["products"]):
             print("  ".join(f"{name} {value}" for name, value in row.items()))
-    publish({"benchmark": "crossover", **circumstances(), **results}, arguments.json, arguments.out)
+    publish(
+        {"benchmark": "crossover", "rule": arguments.rule, **circumstances(), **results}, arguments.json, arguments.out
+    )
 
 
 if __name__ == "__main__":

@@ -32,18 +32,29 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize(
-    ("queries", "slots", "stats", "expected"),
+    ("rule", "queries", "slots", "options", "expected"),
     [
-        (8 + 1, 9, False, "reference"),
-        (8 + 1, 9, True, "cpu"),
-        (512, 512, False, "cpu"),
-        (1, 512, False, "reference"),
-        (1, 16384, False, "cpu"),
+        ("relu", 8 + 1, 9, {}, "reference"),
+        ("relu", 8 + 1, 9, {"return_stats": True}, "cpu"),
+        ("relu", 8 + 1, 9, {"causal": True}, "cpu"),
+        ("relu", 8 + 1, 9, {"key_mask": torch.arange(9)[None] < 7}, "cpu"),
+        ("relu", 512, 512, {}, "cpu"),
+        ("relu", 1, 512, {}, "reference"),
+        ("relu", 1, 512, {"causal": True}, "reference"),  # which hides nothing
+        ("relu", 2, 512, {"causal": True}, "cpu"),
+        ("relu", 1, 16384, {}, "cpu"),
+        ("relu_exp", 1, 16384, {}, "reference"),
+        ("relu_exp", 63, 4096, {"causal": True}, "reference"),
+        ("relu_exp", 64, 64, {"causal": True}, "cpu"),
+        ("relu_exp", 127, 512, {"return_stats": True}, "reference"),
+        ("relu_exp", 128, 128, {}, "cpu"),
     ],
 )
-def test_auto_takes_what_pays(taken: list[str], queries: int, slots: int, stats: bool, expected: str) -> None:
+def test_auto_takes_what_pays(
+    taken: list[str], rule: str, queries: int, slots: int, options: dict[str, Any], expected: str
+) -> None:
     q, k, v = torch.randn(1, 2, queries, 8), torch.randn(1, 2, slots, 8), torch.randn(1, 2, slots, 8)
-    rf.read(q, k, v, rule="relu", return_stats=stats)
+    rf.read(q, k, v, rule=rule, **options)
     assert taken == [expected]
 
 

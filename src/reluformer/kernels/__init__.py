@@ -32,41 +32,36 @@ def run(
     """Read with `impl`; "auto" takes the fastest that can do it."""
     if impl not in IMPLEMENTATIONS:
         raise UnknownNameError(f"unknown impl '{impl}'; {nearest(impl, IMPLEMENTATIONS)}")
-    if impl == "auto" and torch.onnx.is_in_onnx_export():  # the kernels are no operators of ONNX
-        impl = "reference"
-    if isinstance(rule, RowCentered) and (
-        impl in ("cpu", "triton")
-        or (
-            impl == "auto"
-            and (cpu.pays(q, k, v, visibility, stats) or _triton_can(q, k, v, rule.core, visibility, bias))
-        )
-    ):
+    chosen = _fastest(q, k, v, rule, visibility, bias, stats) if impl == "auto" else impl
+    if isinstance(rule, RowCentered) and chosen in ("cpu", "triton"):
         moved = centring_bias(q, k, rule, visibility, bias, scale)
         if moved is not None:
             rule, bias = rule.core, moved
-    fused = sdpa.reads(rule) and not stats
-    if impl == "sdpa" and not fused:
-        raise ArgumentError(
-            f"impl='sdpa' reads only softmax rules and without statistics, not rule '{rule.name}' with "
-            f"return_stats={stats}; use impl='auto'"
-        )
-    if fused and impl in ("auto", "sdpa"):
+    if chosen == "sdpa":
+        if stats or not sdpa.reads(rule):
+            raise ArgumentError(
+                f"impl='sdpa' reads only softmax rules and without statistics, not rule '{rule.name}' with "
+                f"return_stats={stats}; use impl='auto'"
+            )
         return sdpa.read(q, k, v, visibility, bias, scale), None
-    if impl == "cpu" or (impl == "auto" and _cpu_is_best(q, k, v, rule, visibility, bias, stats)):
-        return cpu.read(q, k, v, rule, visibility, bias, scale, stats)
-    if impl == "triton" or (impl == "auto" and _triton_can(q, k, v, rule, visibility, bias)):
-        return triton.read(q, k, v, rule, visibility, bias, scale, stats)
-    return reference.read(q, k, v, rule, visibility, bias, scale, stats)
+    read = {"cpu": cpu.read, "triton": triton.read, "reference": reference.read}[chosen]
+    return read(q, k, v, rule, visibility, bias, scale, stats)
 
 
-def _cpu_is_best(
+def _fastest(
     q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None, stats: bool
-) -> bool:
-    return cpu.pays(q, k, v, visibility, stats) and cpu.refusal(q, rule, visibility, bias) is None
-
-
-def _triton_can(q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None) -> bool:
-    return q.is_cuda and triton.refusal(q, k, v, rule, visibility, bias) is None
+) -> str:
+    """The fastest implementation that can do it; those that are no operators of ONNX stay out of its graphs."""
+    if torch.onnx.is_in_onnx_export():
+        return "reference"
+    if sdpa.reads(rule) and not stats:
+        return "sdpa"
+    core = rule.core if isinstance(rule, RowCentered) and type(rule).weights is RowCentered.weights else rule
+    if cpu.pays(q, k, v, rule, visibility, stats) and cpu.refusal(q, core, visibility, bias) is None:
+        return "cpu"
+    if q.is_cuda and triton.refusal(q, k, v, core, visibility, bias) is None:
+        return "triton"
+    return "reference"
 
 
 def availability() -> dict[str, str]:

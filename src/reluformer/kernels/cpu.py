@@ -21,19 +21,33 @@ from reluformer.kernels.native import library
 from reluformer.kernels.native.library import NOTHING, Library, LibraryError, packed_rows, tensor3, tensor4
 from reluformer.kernels.statistics import RowStats
 from reluformer.kernels.visibility import Visibility
-from reluformer.rules import RectifiedExp, Rela, Relu, Relu2, ReluPlain, ReluSeqlen, RowNormalized, Rule, Sigmoid
+from reluformer.rules import (
+    RectifiedExp,
+    Rela,
+    Relu,
+    Relu2,
+    ReluPlain,
+    ReluSeqlen,
+    RowCentered,
+    RowNormalized,
+    Rule,
+    Sigmoid,
+)
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 RELU, RELU_SQUARED, SIGMOID, RELU_EXP = range(4)
 
 # Where the kernel overtakes the reference: `python benchmarks/crossover.py` measures it anew.
 SCORES = 2**18
-"""Scores (B H Tq Tk) of a read without statistics; half as many where slots are hidden, as the kernel skips them.
-With statistics the kernel is ahead at any size."""
+"""Scores (B H Tq Tk) of a read of all slots. With statistics, or where slots are hidden, which the kernel skips, it is
+ahead at any size."""
 FEW = 8
 """Up to so many queries the kernel reads slot by slot (problem.h). That path is for inference: the backward pass
 works on tiles, and the reference is faster there."""
 FEW_SCORES = 2**14
+CENTRED = 64
+"""Rules of centred scores need the moments of their rows first, which pay from so many queries on, and from as many as
+a head is wide; twice as many where no slot is hidden."""
 GATHERED_ROWS = 4
 GATHERED_ZEROS = 0.75
 GATHERED_VALUES = 2**18
@@ -116,15 +130,18 @@ def refusal(q: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None) ->
     return None
 
 
-def pays(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, stats: bool) -> bool:
+def pays(q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility, stats: bool) -> bool:
     """Whether the kernel is expected to beat the reference; see the constants."""
     if q.device.type != "cpu" or unavailable():
         return False
+    hidden = not visibility.everything
+    if isinstance(rule, RowCentered):
+        return visibility.queries >= max(CENTRED, q.size(-1)) * (1 if hidden else 2)
     scores = q.size(0) * q.size(1) * visibility.queries * visibility.slots
     if visibility.queries <= FEW:
         trains = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-        return not stats and not trains and scores >= FEW_SCORES
-    return stats or scores >= (SCORES if visibility.everything else SCORES // 2)
+        return not stats and not trains and (hidden or scores >= FEW_SCORES)
+    return stats or hidden or scores >= SCORES
 
 
 def read(
