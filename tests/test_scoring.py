@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from reluformer.errors import ArgumentError, DataError, UnknownNameError
-from reluformer.scoring import METRICS, MetricName, compare, read_hypotheses, score
+from reluformer.scoring import METRICS, MetricName, compare, read_hypotheses, read_references, score
 
 REFERENCES = [
     ["The cat sat on the mat today.", "It was a warm and sunny day."],
@@ -259,9 +259,11 @@ def written(path: Path, text: str) -> Path:
         ("a\nb\nc", [["a"], ["b"], ["c"]]),
         ("a\nb\n\nc\n", [["a", "b"], ["c"]]),
         ("\ufeff\r\n a \r\nb\r\n\r\n\r\nc\r\n\r\n", [["a", "b"], ["c"]]),
+        ("a\nb\nc\n\n", [["a"], ["b"], ["c"]]),
+        ("\n \na\nb\nc\n", [["a"], ["b"], ["c"]]),
         ("", []),
     ],
-    ids=["flat", "breaks", "windows", "empty"],
+    ids=["flat", "breaks", "windows", "blank_end", "blank_start", "empty"],
 )
 def test_text_is_cut_at_blank_lines(tmp_path: Path, text: str, documents: list[list[str]]) -> None:
     assert read_hypotheses(written(tmp_path / "h.txt", text)) == documents
@@ -273,16 +275,29 @@ def test_an_empty_translation_is_no_break_where_the_references_tell(tmp_path: Pa
     assert read_hypotheses(path, like=[["x", "y"], ["z"]]) == [["a", ""], ["c"]]
 
 
+def test_blank_ends_do_not_hide_the_documents_of_the_references(tmp_path: Path) -> None:
+    path = written(tmp_path / "h.txt", "a\nb\nc\n\n")
+    assert read_hypotheses(path, like=[["x", "y"], ["z"]]) == [["a", "b"], ["c"]]
+
+
 def test_text_unlike_the_references_is_read_as_it_is(tmp_path: Path) -> None:
     path = written(tmp_path / "h.txt", "a\n\nb\nc\n")
     assert read_hypotheses(path, like=[["x"], ["y"]]) == [["a"], ["b", "c"]]
     assert read_hypotheses(path, like=[["x", "y"], ["z"]]) == [["a"], ["b", "c"]]
 
 
-@pytest.mark.parametrize("name", ["h.jsonl", "h.jsonl.gz"])
-def test_jsonl_prefers_the_hypothesis_to_the_reference(tmp_path: Path, name: str) -> None:
-    path = written(tmp_path / name, '{"id": 1, "tgt": ["a", "b"]}\n\n{"tgt": ["r"], "hyp": [""]}\n')
+@pytest.mark.parametrize("name", ["h.jsonl", "h.jsonl.gz", "h.JSONL", "h.ndjson", "h.Ndjson.gz"])
+@pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
+def test_jsonl_has_hypotheses_beside_references(tmp_path: Path, name: str, ending: str) -> None:
+    lines = ['{"id": 1, "tgt": ["a", "b"]}', "", '{"tgt": ["r"], "hyp": [""]}', ""]
+    path = written(tmp_path / name, ending.join(lines))
     assert read_hypotheses(path) == [["a", "b"], [""]]
+    assert read_references(path) == [["a", "b"], ["r"]]
+
+
+def test_references_are_no_hypotheses(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r'h\.jsonl, line 1: expected an object with "tgt"'):
+        read_references(written(tmp_path / "h.jsonl", '{"hyp": ["a"]}'))
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"src": ["a"]}', '{"hyp": "a"}', '{"tgt": [1]}', '{"tgt": null}'])

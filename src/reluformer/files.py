@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: written under another name, then renamed."""
+"""Files that are either whole or absent (written under another name, then renamed), and locks of directories."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from secrets import token_hex
 from typing import IO, Any
 
 from reluformer.errors import StorageError
@@ -14,8 +15,8 @@ from reluformer.errors import StorageError
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write to; it gets its name only when the block ends well."""
-    partial = path.with_name(path.name + ".partial")
+    """A file to write to; it gets its name only when the block ends well. Others may write it at the same time."""
+    partial = path.with_name(f"{path.name}.{token_hex(4)}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -57,3 +58,31 @@ def read_json(path: Path, *, what: str, version: int) -> dict[str, Any]:
     if found != version:
         raise StorageError(f"{path}: {what} of format {found}, this version reads {version}; prepare the data again")
     return dict(values)
+
+
+@contextmanager
+def alone_in(directory: Path, *, busy: str | None = None) -> Iterator[None]:
+    """Hold the lock of a directory, which is made if need be; it ends with the process.
+
+    A second process waits for the first, or where it is not to wait, gets an error that says `busy`.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{directory}: cannot be made: {error.strerror or error}") from None
+    try:
+        import fcntl
+    except ImportError:  # a system without such locks
+        yield
+        return
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if busy is None else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise StorageError(f"{directory}: {busy}") from None
+        except OSError:
+            pass  # some network file systems refuse locks
+        yield
+    finally:
+        os.close(handle)

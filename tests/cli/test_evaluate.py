@@ -65,6 +65,12 @@ def test_two_runs_on_the_same_documents(invoke: Invoke, run: Path, copy: Path) -
     assert shown.count("paired bootstrap resampling") == 2
 
 
+def test_brackets_in_the_name_of_a_run_are_no_markup(invoke: Invoke, copy: Path) -> None:
+    run = copy.rename(copy.with_name("a[bold]"))
+    table = invoke("evaluate", run, "--limit", "1").stdout.partition("what crosses sentences")[2]
+    assert "a[bold]" in table.partition("pronouns")[0]
+
+
 def test_a_corpus_in_files_has_no_discourse_scores(invoke: Invoke, copy: Path, recipe: Recipe, tmp_path: Path) -> None:
     document = document_from_id("embedded/seed=0/test/sentences=3-5/0").document
     path = tmp_path / "test.jsonl"

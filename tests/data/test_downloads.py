@@ -15,6 +15,7 @@ import socket
 import tarfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -484,6 +485,15 @@ def test_a_second_call_finds_everything_done(site: Site, tmp_path: Path) -> None
     assert (first.fresh, second.fresh) == (True, False)
     assert len(site.requests) == asked
     assert second.record == first.record
+
+
+def test_two_at_once_download_once(site: Site, tmp_path: Path) -> None:
+    pytest.importorskip("fcntl", reason="this system has no file locks")
+    dataset = served(site, "multi30k")
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(obtain, dataset, tmp_path, mirror=site.address, patience=NO_PAUSE) for _ in range(2)]
+    assert sorted(outcome.result().fresh for outcome in both) == [False, True]
+    assert len(site.requests) == len(dataset.files)
 
 
 def test_a_damaged_result_is_made_again_from_the_raw_files(site: Site, tmp_path: Path) -> None:

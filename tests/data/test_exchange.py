@@ -27,6 +27,9 @@ XLIFF = """<?xml version="1.0"?><xliff version="1.2" xmlns="urn:oasis:names:tc:x
 <trans-unit id="2"><source>Two</source></trans-unit>
 <trans-unit id="3"><source>Three</source><target state="needs-review-translation">Drei</target></trans-unit>
 </body></file></xliff>"""
+XLIFF_UNIT = """<?xml version="1.0"?><xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2">
+<file original="a" source-language="en" target-language="de" datatype="plaintext"><body>
+<trans-unit id="1" {unit}><source>One</source><target {target}>Eins</target></trans-unit></body></file></xliff>"""
 XLIFF_2 = """<?xml version="1.0"?><xliff version="2.0" srcLang="en" trgLang="de"
 xmlns="urn:oasis:names:tc:xliff:document:2.0"><file id="f"><unit id="1"><segment><source>One</source>
 <target>Eins</target></segment></unit></file></xliff>"""
@@ -80,6 +83,27 @@ def test_a_file_is_a_document(
     assert tally.counts == counts
 
 
+@pytest.mark.parametrize(
+    ("unit", "target", "draft"),
+    [
+        ("", "", False),
+        ("", 'state="translated"', False),
+        ("", 'state="final"', False),
+        ('approved="yes"', "", False),
+        ('approved="no"', "", True),
+        ("", 'state="new"', True),
+        ("", 'state="needs-translation"', True),
+        ('approved="yes"', 'state="needs-review-translation"', True),
+    ],
+)
+def test_xliff_drops_what_is_marked_and_keeps_what_is_not(tmp_path: Path, unit: str, target: str, draft: bool) -> None:
+    tally = Skipped()
+    documents = list(
+        read_documents(source_of(tmp_path, "a.xlf", XLIFF_UNIT.format(unit=unit, target=target)), skipped=tally)
+    )
+    assert (len(documents), tally.counts) == ((0, {reasons.FUZZY: 1}) if draft else (1, {}))
+
+
 def test_every_unit_may_be_a_document(tmp_path: Path) -> None:
     source = source_of(tmp_path, "a.tmx", TMX, documents="line")
     assert [document.src for document in read_documents(source)] == [("Hello",), ("Bye",)]
@@ -88,6 +112,11 @@ def test_every_unit_may_be_a_document(tmp_path: Path) -> None:
 def test_languages_choose_the_sides_of_a_tmx_file(tmp_path: Path) -> None:
     (document,) = read_documents(source_of(tmp_path, "a.tmx", TMX), languages=("de", "en"))
     assert document.src == ("Hallo", "Tschüss")
+
+
+def test_a_region_may_be_written_either_way(tmp_path: Path) -> None:
+    (document,) = read_documents(source_of(tmp_path, "a.tmx", TMX), languages=("en_GB", "de"))
+    assert document.src == ("Bye",)
 
 
 @pytest.mark.parametrize("name", ["a.tmx", "a.xlf", "a.po"])

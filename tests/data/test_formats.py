@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reluformer.config.data import CorpusSource
 from reluformer.data import formats
 from reluformer.data.formats import spans
 from reluformer.data.formats.base import decode
@@ -414,11 +415,18 @@ SUFFIXES = {
     "c.jsonl": "jsonl",
 }
 SUFFIXES |= {"c.jsonl.gz": "jsonl", "d.tsv": "tsv", "e.tmx": "tmx", "f.xlf": "xliff", "f.xliff": "xliff", "g.po": "po"}
+SUFFIXES |= {"c.JSONL": "jsonl", "c.ndjson": "jsonl", "c.NDJSON.gz": "jsonl", "c.jsonl.txt": "plain"}
 
 
 @pytest.mark.parametrize(("file_name", "name"), SUFFIXES.items())
 def test_detect_goes_by_the_suffix(file_name: str, name: str) -> None:
     assert formats.detect(Path("some.md") / file_name).name == name
+    assert formats.is_jsonl(file_name) == (name == "jsonl")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson", "a.tsv", "a.tmx", "a.xlf", "a.xliff", "a.po"])
+def test_a_corpus_is_translated_in_the_format_that_it_is_trained_in(name: str) -> None:
+    assert formats.detect(name).name == CorpusSource(path=name).kind
 
 
 def test_unknown_formats_are_refused_with_the_nearest() -> None:

@@ -102,6 +102,16 @@ def test_a_damaged_directory_is_refused_and_prepared_again(config: DataConfig, t
     assert len(PreparedCorpus(tmp_path / "out").store("train")) == 40
 
 
+def test_a_store_that_is_damaged_at_its_size_is_prepared_again(config: DataConfig, tmp_path: Path) -> None:
+    prepare(config, tmp_path / "out")
+    file = tmp_path / "out" / "train.arrow"
+    file.write_bytes(b"x" * file.stat().st_size)
+    with pytest.raises(StorageError, match="prepare the data again"):
+        PreparedCorpus(tmp_path / "out").store("train")
+    assert not prepare(config, tmp_path / "out").reused
+    assert len(PreparedCorpus(tmp_path / "out").store("train")) == 40
+
+
 def test_a_preparation_that_fails_never_looks_finished(config: DataConfig, tmp_path: Path) -> None:
     prepare(config, tmp_path / "out")
     config.splits["valid"].files[0].write_text('{"src": ["a"]}\n', "utf-8")
@@ -153,6 +163,17 @@ def test_what_was_left_out_is_in_the_summary(config: DataConfig, tmp_path: Path)
     assert json.loads(json.dumps(summary.to_json()))["splits"]["train"]["skipped"][reasons.EMPTY]["count"] == 1
 
 
+def test_brackets_in_names_are_no_markup(config: DataConfig, tmp_path: Path) -> None:
+    entry = {"id": "talk [/b] 3", "src": ["a", "b " * 100], "tgt": ["a", "b " * 100]}
+    config.splits["valid"].files[0].write_text(json.dumps(entry) + "\n", "utf-8")
+    summary = prepare(config, tmp_path / "out [/b]")
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(summary.table(), summary.skipped_table())
+    assert "out [/b]: vocabulary" in capture.get()
+    assert "document talk [/b] 3 sentence 2" in capture.get()
+
+
 def test_nothing_left_out_has_no_table(config: DataConfig, tmp_path: Path) -> None:
     assert prepare(config, tmp_path / "out").skipped_table() is None
 
@@ -180,6 +201,9 @@ def test_errors_name_the_split_and_the_remedy(config: DataConfig, tmp_path: Path
     (tmp_path / "long.tsv").write_text("long " * 99 + "\tlang\n", "utf-8")
     with pytest.raises(DataError, match=r"test: every sentence is longer than segment_tokens=64"):
         prepare(config.replace(test={"path": tmp_path / "long.tsv"}), tmp_path / "out")
+    single = config.segments.replace(segment_tokens="sentence")
+    with pytest.raises(DataError, match=r"train: every sentence is longer than limits\.sentence_tokens=2; raise it"):
+        prepare(config.replace(segments=single, limits={"sentence_tokens": 2}), tmp_path / "out")
     (tmp_path / "file").write_text("", "utf-8")
     with pytest.raises(StorageError, match="cannot be made"):
         prepare(config, tmp_path / "file")

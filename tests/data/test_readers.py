@@ -132,10 +132,11 @@ def test_missing_document_breaks_are_an_error_with_the_remedy(tmp_path: Path) ->
 
 @pytest.mark.parametrize("gz", ["", ".gz"])
 def test_tsv_with_document_breaks(tmp_path: Path, gz: str) -> None:
-    source = CorpusSource(path=write(tmp_path / f"a.tsv{gz}", "one\teins\ntwo\tzwei\n\nthree\tdrei\n"))
+    source = CorpusSource(path=write(tmp_path / f"a.tsv{gz}", "one\teins\ntwo\tzwei\n\nthree\tdrei\n \t\nfour\tvier\n"))
     assert [(d.src, d.tgt) for d in read_documents(source)] == [
         (("one", "two"), ("eins", "zwei")),
         (("three",), ("drei",)),
+        (("four",), ("vier",)),
     ]
 
 

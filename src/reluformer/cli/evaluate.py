@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from reluformer import __version__
@@ -56,7 +57,7 @@ def evaluate(
     takes reading across sentences. Writes RUN/evaluation/SPLIT.json and the
     translations, SPLIT.jsonl; with --limit or --sentence-level the names say so.
 
-    Example: reluformer evaluate runs/demo --split test --against runs/baseline
+    Example: reluformer evaluate runs/demo/reluformer --against runs/demo/transformer
     """
     models.check_recipe(run)
     for path in (run, against):
@@ -67,7 +68,7 @@ def evaluate(
     if sentence_level:
         changes["window_tokens"] = "sentence"
     systems = [
-        _examine(path, documents, embedded, device, changes, path.resolve().name)
+        _examine(path, documents, embedded, device, changes, escape(path.resolve().name))
         for path in (run, against)
         if path is not None
     ]
@@ -182,7 +183,7 @@ def _discourse_table(systems: list[Examined]) -> Table:
     table.add_column("")
     table.add_column("cases", justify="right")
     for system in systems:
-        table.add_column(system.run.resolve().name, justify="right")
+        table.add_column(escape(system.run.resolve().name), justify="right")
     columns = [_tallies(system.discourse) for system in systems if system.discourse is not None]
     for label, first in columns[0].items():
         if first["count"]:

@@ -40,7 +40,7 @@ def score(
     """
     from reluformer import scoring
 
-    truth = read_references(references)
+    truth = scoring.read_references(references)
     paths = [path for path in (hypotheses, against) if path is not None]
     systems = [(str(path), scoring.read_hypotheses(path, like=truth)) for path in paths]
     scores = []
@@ -58,28 +58,6 @@ def score(
         console.print(name, style="bold", highlight=False, markup=False)
         console.print(figures.table())
     print_comparisons(console, comparisons, len(truth))
-
-
-def read_references(path: Path) -> list[list[str]]:
-    """Documents of sentences: "tgt" of JSONL, also where a "hyp" stands beside it, or text."""
-    from reluformer.data.formats import read_text
-    from reluformer.scoring import read_hypotheses
-
-    if ".jsonl" not in path.suffixes[-2:]:
-        return read_hypotheses(path)
-    documents = []
-    for number, line in enumerate(read_text(path).removeprefix("\ufeff").split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}, line {number}: not JSON: {error}") from None
-        sentences = record.get("tgt") if isinstance(record, dict) else None
-        if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
-            raise DataError(f'{path}, line {number}: expected {{"tgt": [sentences]}}, the reference translation')
-        documents.append(sentences)
-    return documents
 
 
 def compare_systems(systems: Sequence[tuple[str, Documents]], references: Documents) -> list[Comparison]:

@@ -47,7 +47,23 @@ def read_units(path: Path, kind: str, languages: tuple[str, str]) -> Iterator[Un
             yield Unit(source, target)
         elif unit.istranslatable() and not unit.isheader() and not unit.isobsolete():
             # of plural forms, str() takes the singular on both sides
-            yield Unit(str(unit.source or ""), str(unit.target or ""), draft=bool(unit.isfuzzy()))
+            yield Unit(str(unit.source or ""), str(unit.target or ""), draft=_is_draft(unit))
+
+
+def _is_draft(unit: Any) -> bool:
+    """Whether a translation is marked as unfinished.
+
+    XLIFF 1.2 need not say `approved`, and translate-toolkit takes all that do not for fuzzy;
+    what speaks against one is `approved="no"` or a state.
+    """
+    from translate.storage.xliff import xliffunit
+
+    if not isinstance(unit, xliffunit):
+        return bool(unit.isfuzzy())
+    target = unit.target_dom
+    state = "" if target is None else target.get("state", "")
+    marked = unit.xmlelement.get("approved") == "no" or state == "new" or state.startswith("needs-")
+    return marked and bool(unit.target)
 
 
 def _parser(kind: str) -> Callable[[bytes], Any]:
@@ -69,8 +85,8 @@ def _parser(kind: str) -> Callable[[bytes], Any]:
 
 
 def _text_in(unit: Any, language: str) -> str:
-    """The text of a TMX unit in `language`: `en` also finds `en-GB`; empty where it has none."""
-    wanted = language.lower()
+    """The text of a TMX unit in `language`: `en` also finds `en-GB`, `en_GB` is `en-GB`; empty where it has none."""
+    wanted = language.lower().replace("_", "-")
     for node in unit.getlanguageNodes():
         found = (node.get(_XML_LANGUAGE) or node.get("lang") or "").lower().replace("_", "-")
         if found == wanted or found.startswith(f"{wanted}-"):

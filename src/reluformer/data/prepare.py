@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +30,7 @@ from reluformer.data.skipped import Skipped
 from reluformer.data.store import write_segments
 from reluformer.data.tokenizer import Tokenizer
 from reluformer.errors import DataError, StorageError
+from reluformer.files import alone_in
 
 Progress = Callable[[str, int], None]
 """Called with what is being done ("tokenizer" or a split) and the sentence pairs read so far."""
@@ -49,7 +48,7 @@ def prepare(config: DataConfig, directory: str | Path, progress: Progress | None
     directory = Path(directory)
     config = config.resolved()
     report = progress or (lambda _what, _pairs: None)
-    with _alone_in(directory):
+    with alone_in(directory):
         key = _key(config)
         if (found := _already_prepared(directory, key)) is not None:
             return found
@@ -60,27 +59,6 @@ def prepare(config: DataConfig, directory: str | Path, progress: Progress | None
         summary = Summary(directory, splits, tokenizer.vocab_size, tokenizer.fingerprint)
         write_manifest(summary, config, key)
     return summary
-
-
-@contextmanager
-def _alone_in(directory: Path) -> Iterator[None]:
-    """Hold the directory's lock, where the system has such locks; it ends with the process."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"{directory}: cannot be made: {error.strerror}") from None
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # some network file systems refuse locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def _key(config: DataConfig) -> str:
@@ -103,8 +81,11 @@ def _state(source: CorpusSource) -> Any:
 
 
 def _already_prepared(directory: Path, key: str) -> Summary | None:
+    """What is there already, if it can be read and is of the same configuration and files."""
     try:
         found = PreparedCorpus(directory)
+        for split in found.summary.splits:
+            found.store(split)
     except StorageError:
         return None
     return replace(found.summary, reused=True) if found.key == key else None
@@ -158,9 +139,9 @@ def _prepare_split(
     segments = cut(encoded, how, limits=config.limits, skipped=summary.skipped)
     write_segments(_measured(segments, summary), directory / store_name(split), tokenizer.vocab_size)
     if not summary.segments:
-        raise DataError(
-            f"{split}: every sentence is longer than segment_tokens={config.segments.segment_tokens}; raise it"
-        )
+        most, alone = config.segments.segment_tokens, config.limits.sentence_tokens
+        limit = f"limits.sentence_tokens={alone}" if most == "sentence" else f"segment_tokens={most}"
+        raise DataError(f"{split}: every sentence is longer than {limit}; raise it")
     return summary
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from reluformer.config.data import DataConfig, Split
@@ -69,7 +70,7 @@ class Summary:
 
     def table(self) -> Table:
         """Figures by split."""
-        title = f"{self.directory}: vocabulary of {self.vocab_size:,}"
+        title = f"{escape(str(self.directory))}: vocabulary of {self.vocab_size:,}"
         table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column("split")
         columns = ("documents", "sentences", "segments", "source tokens", "target tokens", "mean", "skipped")
@@ -89,7 +90,7 @@ class Summary:
             table.add_column(name, justify="right" if name == "count" else "left")
         for split, figures in self.splits.items():
             for reason, count in figures.skipped.counts.items():
-                table.add_row(split, reason, f"{count:,}", "\n".join(figures.skipped.places[reason]))
+                table.add_row(split, reason, f"{count:,}", escape("\n".join(figures.skipped.places[reason])))
         return table if table.row_count else None
 
     def to_json(self) -> dict[str, Any]:

@@ -167,10 +167,10 @@ def _tsv_rows(path: Path, limits: Limits) -> Iterator[Row | None]:
             continue
         text = decode(line, path, number)
         columns = text.split("\t")
-        if len(columns) == 2:
-            yield Row(number, *columns)
-        elif _is_blank(text) and len(columns) == 1:
+        if _is_blank(text):
             yield None
+        elif len(columns) == 2:
+            yield Row(number, *columns)
         else:
             raise DataError(f"{path}:{number}: expected source<TAB>target, got {len(columns)} columns")
 

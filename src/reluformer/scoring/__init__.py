@@ -14,7 +14,7 @@ A flat file of sentences is a list of one-sentence documents.
 """
 
 from reluformer.scoring.figures import Bucket, Score, Scores, score
-from reluformer.scoring.hypotheses import read_hypotheses
+from reluformer.scoring.hypotheses import read_hypotheses, read_references
 from reluformer.scoring.metrics import METRICS, Documents, MetricName
 from reluformer.scoring.significance import Comparison, Estimate, compare
 
@@ -29,5 +29,6 @@ __all__ = [
     "Scores",
     "compare",
     "read_hypotheses",
+    "read_references",
     "score",
 ]

@@ -1,49 +1,65 @@
-"""Translations from a file, as the documents that `score` and `compare` take."""
+"""Translations and references from files, as the documents that `score` and `compare` take."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from reluformer.data.formats import read_text
+from reluformer.data.formats import is_jsonl, read_text
 from reluformer.data.formats.lines import split_lines
 from reluformer.errors import DataError
 from reluformer.scoring.metrics import Documents
 
 
 def read_hypotheses(path: str | Path, *, like: Documents | None = None) -> list[list[str]]:
-    """Documents of sentences from `.jsonl`, `.jsonl.gz`, or text with one sentence a line.
+    """Documents of sentences from JSON lines (`.jsonl`, `.ndjson`, also `.gz`), or text with one sentence a line.
 
     JSONL has one document a line, its sentences under "hyp" (or "tgt" where there is no
-    "hyp"). In text a blank line ends a document; a file without blank lines is a list of
-    one-sentence documents. A translation may be empty, which looks like a blank line: with
-    `like`, the references, a text with as many lines as they have is cut as they are cut.
+    "hyp"). In text a blank line between others ends a document; a file without such lines is
+    a list of one-sentence documents. A translation may be empty, which looks like a blank line:
+    with `like`, the references, a text with as many lines as they have is cut as they are cut.
     """
-    path = Path(path)
-    text = read_text(path)
-    if ".jsonl" in path.suffixes[-2:]:
-        return _from_jsonl(text, path)
-    lines = [line.body.strip() for line in split_lines(text.removeprefix("\ufeff"))]
-    documents = None if like is None else _cut_like(lines, like)
-    return _cut_at_blank_lines(lines) if documents is None else documents
+    return _read(Path(path), ("hyp", "tgt"), like)
 
 
-def _from_jsonl(text: str, path: Path) -> list[list[str]]:
-    documents = []
-    for number, line in enumerate(split_lines(text.removeprefix("\ufeff")), 1):
-        if not line.body.strip():
-            continue
-        try:
-            record = json.loads(line.body)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}, line {number}: not JSON: {error}") from None
-        if not isinstance(record, dict) or not {"hyp", "tgt"} & record.keys():
-            raise DataError(f'{path}, line {number}: expected an object with "hyp" or "tgt": a list of sentences')
-        sentences = record["hyp"] if "hyp" in record else record["tgt"]
-        if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
-            raise DataError(f"{path}, line {number}: the translation must be a list of strings, one a sentence")
-        documents.append(sentences)
-    return documents
+def read_references(path: str | Path) -> list[list[str]]:
+    """Documents as of `read_hypotheses`; in JSONL those under "tgt", also where a "hyp" stands beside it."""
+    return _read(Path(path), ("tgt",), None)
+
+
+def _read(path: Path, keys: tuple[str, ...], like: Documents | None) -> list[list[str]]:
+    lines = [line.body for line in split_lines(read_text(path).removeprefix("\ufeff"))]
+    if is_jsonl(path):
+        return [_document(line, keys, f"{path}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
+    sentences = [line.strip() for line in lines]
+    within = _without_blank_ends(sentences)
+    if like is not None:
+        for candidate in (sentences, within):
+            if (documents := _cut_like(candidate, like)) is not None:
+                return documents
+    return _cut_at_blank_lines(within)
+
+
+def _document(line: str, keys: tuple[str, ...], place: str) -> list[str]:
+    """The sentences under the first of `keys` that a line of JSON has."""
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{place}: not JSON: {error}") from None
+    found = [key for key in keys if isinstance(record, dict) and key in record]
+    if not found:
+        names = " or ".join(f'"{key}"' for key in keys)
+        raise DataError(f"{place}: expected an object with {names}: a list of sentences")
+    sentences = record[found[0]]
+    if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
+        raise DataError(f'{place}: "{found[0]}" must be a list of strings, one a sentence')
+    return sentences
+
+
+def _without_blank_ends(lines: list[str]) -> list[str]:
+    """Blank lines before the first sentence and after the last part no documents."""
+    filled = [number for number, line in enumerate(lines) if line]
+    return lines[filled[0] : filled[-1] + 1] if filled else []
 
 
 def _cut_like(lines: list[str], like: Documents) -> list[list[str]] | None:

@@ -20,7 +20,7 @@ from reluformer.data.downloads.convert import CONVERTERS, Workspace, write_docum
 from reluformer.data.downloads.fetch import Digests, Patience, Progress, fetch, silent
 from reluformer.data.skipped import Skipped
 from reluformer.errors import DataError, StorageError
-from reluformer.files import write_text
+from reluformer.files import alone_in, write_text
 
 FORMAT = 1
 RECORD = "downloads.json"
@@ -54,22 +54,26 @@ def obtain(
     progress: Progress = silent,
     patience: Patience | None = None,
 ) -> Outcome:
-    """Download what is missing, convert, and say what is there. A set that is complete is left as it is."""
+    """Download what is missing, convert, and say what is there. A set that is complete is left as it is.
+
+    A second process that obtains it at the same time waits for the first.
+    """
     directory = to / dataset.name
-    record = _read_record(directory / RECORD, dataset.name)
-    if _complete(directory, record):
-        return Outcome(directory, fresh=False, record=record)
     addresses = [file.address(mirror) for file in dataset.files]
-    for file, address in zip(dataset.files, addresses, strict=True):
-        found = _obtain_file(file, address, directory / "raw", record, progress, patience)
-        checksum = "unknown" if file.checksum is None else f"{file.checksum.algorithm} of {file.checksum.source}"
-        record["files"][file.name] = {"url": file.url, "published_checksum": checksum, **found}
-        _write_record(directory / RECORD, record)
-    for split in SPLITS:
-        progress(f"{split}.jsonl.gz", 0, None)
-        record["splits"][split] = _convert(dataset.name, split, directory)
-        _write_record(directory / RECORD, record)
-    return Outcome(directory, fresh=True, record=record)
+    with alone_in(directory):
+        record = _read_record(directory / RECORD, dataset.name)
+        if _complete(directory, record):
+            return Outcome(directory, fresh=False, record=record)
+        for file, address in zip(dataset.files, addresses, strict=True):
+            found = _obtain_file(file, address, directory / "raw", record, progress, patience)
+            checksum = "unknown" if file.checksum is None else f"{file.checksum.algorithm} of {file.checksum.source}"
+            record["files"][file.name] = {"url": file.url, "published_checksum": checksum, **found}
+            _write_record(directory / RECORD, record)
+        for split in SPLITS:
+            progress(f"{split}.jsonl.gz", 0, None)
+            record["splits"][split] = _convert(dataset.name, split, directory)
+            _write_record(directory / RECORD, record)
+        return Outcome(directory, fresh=True, record=record)
 
 
 def _obtain_file(

@@ -53,6 +53,11 @@ def detect(
     return get(next(matching, PlainText.name), splitter=splitter, source=source, target=target)
 
 
+def is_jsonl(path: str | Path) -> bool:
+    """Whether the name of a file says that it holds JSON lines."""
+    return isinstance(detect(path), Jsonl)
+
+
 __all__ = [
     "AlignedText",
     "Html",
@@ -67,6 +72,7 @@ __all__ = [
     "Xliff",
     "detect",
     "get",
+    "is_jsonl",
     "names",
     "read_text",
     "write_text",

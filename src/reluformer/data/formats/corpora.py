@@ -98,7 +98,7 @@ class Jsonl(TextFormat):
     """
 
     name = "jsonl"
-    suffixes = (".jsonl", ".jsonl.gz")
+    suffixes = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
 
     def skeleton(self, text: str) -> Skeleton:
         return _JsonlSkeleton(split_lines(text))

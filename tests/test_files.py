@@ -1,0 +1,51 @@
+"""Files that several may write, and locks of directories."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reluformer.errors import StorageError
+from reluformer.files import alone_in, whole_file
+
+fcntl = pytest.importorskip("fcntl", reason="this system has no file locks")
+
+
+def test_two_may_write_one_file_at_the_same_time(tmp_path: Path) -> None:
+    with whole_file(tmp_path / "run.json") as first, whole_file(tmp_path / "run.json") as second:
+        first.write(b"{}")
+        second.write(b"{}")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("run.json", b"{}")]
+
+
+def test_a_second_one_is_told_where_it_is_not_to_wait(tmp_path: Path) -> None:
+    with alone_in(tmp_path / "new"), pytest.raises(StorageError, match="new: somebody is here"):
+        alone_in(tmp_path / "new", busy="somebody is here").__enter__()
+    with alone_in(tmp_path / "new", busy="somebody is here"):
+        assert (tmp_path / "new").is_dir()
+
+
+@pytest.mark.parametrize("busy", [None, "somebody is here"])
+def test_a_file_system_without_locks_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy: str | None
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with alone_in(tmp_path, busy=busy):
+        assert tmp_path.is_dir()
+
+
+def test_what_goes_wrong_inside_is_not_taken_for_the_lock(tmp_path: Path) -> None:
+    with pytest.raises(BlockingIOError, match="a pipe"), alone_in(tmp_path, busy="somebody is here"):
+        raise BlockingIOError("a pipe")
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="file: cannot be made"):
+        alone_in(tmp_path / "file").__enter__()
