@@ -30,6 +30,26 @@ def test_a_recipe_with_rules_and_overrides(tmp_path: Path) -> None:
     assert loaded.note == "a=b"
 
 
+def test_a_date_is_text_even_one_that_no_calendar_has(tmp_path: Path) -> None:
+    recipe = write(tmp_path / "r.yaml", "model: {vocab_size: 10}\nnote: 2023-02-30\n")
+    assert load_yaml(Recipe, recipe).note == "2023-02-30"
+
+
+def test_an_override_fills_an_empty_section(tmp_path: Path) -> None:
+    recipe = write(tmp_path / "r.yaml", "model:\nnote: a\n")
+    assert load_yaml(Recipe, recipe, ["model.vocab_size=10"]).model.vocab_size == 10
+
+
+def test_a_section_may_build_on_another(tmp_path: Path) -> None:
+    text = "model: &base {vocab_size: 10, width: 64}\nother: {<<: *base, width: 32}\n"
+
+    class Two(Config):
+        model: ModelConfig
+        other: ModelConfig
+
+    assert load_yaml(Two, write(tmp_path / "r.yaml", text)).other == ModelConfig(vocab_size=10, width=32)
+
+
 def test_it_is_frozen_and_replaceable() -> None:
     config = ModelConfig(vocab_size=10)
     with pytest.raises(ValueError, match="frozen"):
@@ -57,6 +77,12 @@ def test_it_is_frozen_and_replaceable() -> None:
         ),
         ("- 1", [], "expected sections with keys"),
         ("model: [", [], "r.yaml: while parsing"),
+        ("1: 2", [], "r.yaml: expected a name as key, got 1 in .*line 1"),
+        ("model: {vocab_size: 10}\nnote: a\nmodel: {vocab_size: 20}", [], "'model' is given twice in .*line 3"),
+        ("model: {vocab_size: 10, dropout: 0, dropout: 1}", [], "'dropout' is given twice in .*line 1"),
+        ("model:", [], "'model': the section is empty; give it keys or leave it out"),
+        ("model: {vocab_size: !!int many}", [], "r.yaml: invalid literal"),
+        ("model: {vocab_size: 10}", ["model={1: 2}"], "--set model=.*expected a name as key, got 1"),
         ("model: {vocab_size: 10}", ["dropout"], "--set dropout: write it as section.key=value"),
         ("model: {vocab_size: 10}", ["note.x.y=1", "note.x=2", "note.x.y=1"], "'x' is a single value, not a section"),
         ("model: {vocab_size: 10}", ["model.width=["], r"--set model.width=\["),

@@ -56,6 +56,14 @@ def test_processes_share_the_batch_of_one_with_the_tokens_of_all() -> None:
         assert numbers(together) == numbers(alone.batches(step))
 
 
+def test_a_share_has_at_most_a_row_more_than_the_tokens_of_a_batch() -> None:
+    lengths = np.random.default_rng(0).integers(3, 60, 200)
+    shares = [Feed(Made(lengths), TrainingConfig(tokens_per_batch=64), rank, world=3) for rank in range(3)]
+    batches = [batch for share in shares for step in range(1, 60) for batch in share.batches(step)]
+    assert max(batch.source.numel() for batch in batches) > 64
+    assert all((len(batch.source) - 1) * batch.source.shape[1] <= 64 for batch in batches)
+
+
 def test_batches_depend_on_the_step_alone() -> None:
     config = TrainingConfig(tokens_per_batch=64)
     feed = Feed(made(), config)

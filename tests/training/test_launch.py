@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,22 @@ import torch
 from reluformer import storage
 from reluformer.config.recipe import Recipe
 from reluformer.data.tokenizer import Tokenizer
-from reluformer.errors import ArgumentError, ConfigError, StorageError
+from reluformer.decoding.translator import load
+from reluformer.errors import ArgumentError, ConfigError, DataError, ReluformerError, StorageError
 from reluformer.model import ReLUFormer
 from reluformer.training import checkpoint as checkpoint_module
 from reluformer.training import train
-from reluformer.training.progress import SilentProgress
+from reluformer.training.progress import Glance, SilentProgress
 from reluformer.training.run import RunDirectory
 
 
 def run(recipe: Recipe, directory: Path, prepared: Path | None, **options: Any) -> Any:
-    return train(recipe, directory, prepared=prepared, progress=SilentProgress(), **options)
+    return train(recipe, directory, prepared=prepared, **{"progress": SilentProgress(), **options})
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Every file below a directory."""
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
 def test_a_finished_run_is_left_alone(make_recipe: Any, prepared: Path, tmp_path: Path) -> None:
@@ -44,6 +51,73 @@ def test_a_finished_run_can_be_made_longer(make_recipe: Any, prepared: Path, tmp
 def test_without_resuming_a_run_starts_anew(make_recipe: Any, prepared: Path, tmp_path: Path) -> None:
     run(make_recipe(updates=4), tmp_path, prepared)
     assert run(make_recipe(updates=2, lr=0.1), tmp_path, prepared, resume=False).step == 2
+
+
+def test_a_start_that_fails_changes_nothing(make_recipe: Any, prepared: Path, tmp_path: Path) -> None:
+    run(make_recipe(updates=2), tmp_path / "run", prepared)
+    before = contents(tmp_path / "run")
+    (tmp_path / "file").write_text("")
+    for changes, place, options in [
+        ({}, prepared, {"resume": False, "init_from": tmp_path / "run"}),
+        ({}, prepared, {"resume": False, "init_from": tmp_path / "rum"}),
+        ({"tokens_per_batch": 4}, prepared, {"resume": False}),
+        ({"data": {"train": {"path": "missing.tsv"}}}, tmp_path / "data", {"resume": False}),
+        ({}, tmp_path / "file", {}),
+    ]:
+        with pytest.raises(ReluformerError):
+            run(make_recipe(updates=3, **changes), tmp_path / "run", place, **options)
+        assert contents(tmp_path / "run") == before
+
+
+def test_after_a_start_that_failed_the_mended_recipe_trains(make_recipe: Any, prepared: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"missing\.tsv"):
+        run(make_recipe(data={"train": {"path": "missing.tsv"}}), tmp_path / "run", None)
+    with pytest.raises(ArgumentError, match="tokens_per_batch=4 has no room"):
+        run(make_recipe(tokens_per_batch=4), tmp_path / "run", None)
+    assert RunDirectory(tmp_path / "run").status == {}
+    assert run(make_recipe(updates=1), tmp_path / "run", None).status == "finished"
+
+
+def test_a_run_that_came_to_no_checkpoint_protects_nothing(make_recipe: Any, prepared: Path, tmp_path: Path) -> None:
+    class Crash(SilentProgress):
+        def update(self, glance: Glance) -> None:
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        run(make_recipe(), tmp_path, prepared, progress=Crash())
+    run(make_recipe(updates=2, lr=0.1), tmp_path, prepared)
+    assert RunDirectory(tmp_path).recipe().training.lr == 0.1
+    assert [event["step"] for event in RunDirectory(tmp_path).log.events("train")] == [1, 2]
+
+
+def test_checkpoints_that_cannot_be_read_are_kept(make_recipe: Any, prepared: Path, tmp_path: Path) -> None:
+    run(make_recipe(updates=4), tmp_path, prepared)
+    for state in tmp_path.glob("checkpoints/*/state.json"):
+        state.write_text(state.read_text().replace('"format": 1', '"format": 2'))
+    before = contents(tmp_path)
+    with pytest.raises(StorageError, match=r"no checkpoint .* can be read: .*step-00000004.*format 2.*--fresh"):
+        run(make_recipe(updates=8), tmp_path, prepared)
+    assert contents(tmp_path) == before
+
+
+def test_a_model_without_checkpoints_is_not_trained_over(make_recipe: Any, prepared: Path, tmp_path: Path) -> None:
+    run(make_recipe(updates=2), tmp_path, prepared)
+    shutil.rmtree(tmp_path / "checkpoints")
+    before = contents(tmp_path)
+    with pytest.raises(StorageError, match="no checkpoints to go on from"):
+        run(make_recipe(updates=4), tmp_path, prepared)
+    assert contents(tmp_path) == before
+
+
+def test_a_finished_run_takes_another_way_to_translate(make_recipe: Any, prepared: Path, tmp_path: Path) -> None:
+    first = run(make_recipe(updates=1), tmp_path, prepared)
+    assert run(make_recipe(updates=1).replace(decoding={"beam": 7}), tmp_path, prepared) == first
+    assert load(tmp_path).config.beam == 7
+
+
+def test_the_corpus_has_a_directory_of_its_own(make_recipe: Any, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="is the directory of the run"):
+        run(make_recipe(), tmp_path / "run", tmp_path / "elsewhere" / ".." / "run")
 
 
 def test_starts_from_the_weights_of_another_run(make_recipe: Any, prepared: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,34 @@ def test_a_directory_of_something_else_is_refused(make_recipe: Any, tmp_path: Pa
     with pytest.raises(StorageError, match=r"thesis\.tex"):
         RunDirectory(tmp_path).begin(make_recipe())
     assert (tmp_path / "thesis.tex").read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["checkpoints", storage.WEIGHTS, storage.CONFIG, "tokenizer.json", "evaluation"])
+def test_what_only_looks_like_a_part_of_a_run_is_kept(make_recipe: Any, tmp_path: Path, name: str) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / name).write_text("precious")
+    with pytest.raises(StorageError, match=f"not a run, it holds {name}"):
+        RunDirectory(tmp_path).begin(make_recipe())
+    assert (tmp_path / name).read_text() == "precious"
+
+
+def test_a_kill_while_a_run_is_deleted_is_not_in_the_way(
+    make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDirectory(tmp_path)
+    run.begin(make_recipe())
+    (tmp_path / "evaluation").mkdir()
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run.begin(make_recipe(lr=1.0))
+    run.begin(make_recipe(lr=1.0))
+    assert run.recipe() == make_recipe(lr=1.0)
+    assert not (tmp_path / "evaluation").exists()
 
 
 def test_what_a_kill_left_half_written_is_not_in_the_way(make_recipe: Any, tmp_path: Path) -> None:

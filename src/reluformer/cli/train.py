@@ -56,7 +56,7 @@ def train(
     if as_json:
         typer.echo(json.dumps(result.to_json(), indent=2))
     else:
-        Console().print(_summary(result))
+        Console().print(_summary(result), markup=False)
     if result.status == "interrupted":
         raise typer.Exit(130)
 
@@ -76,7 +76,8 @@ def _validation_bleu(recipe: Recipe, data: Path) -> Callable[[ReLUFormer], Mappi
 
         corpus = PreparedCorpus(data)
         documents = list(islice(corpus.documents("valid"), count))
-        translator = Translator(model, corpus.tokenizer, recipe.decoding.replace(beam=1, n_best=1))
+        decoding = recipe.decoding_as_trained.replace(beam=1, n_best=1)
+        translator = Translator(model, corpus.tokenizer, decoding)
         hypotheses = translator.translate_documents([document.src for document in documents])
         scores = score(hypotheses, [document.tgt or () for document in documents], length_borders=())
         return {"bleu": scores.bleu.value}

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
+from yaml.composer import ComposerError
 
 from reluformer.errors import ConfigError, nearest
 
@@ -78,12 +79,31 @@ def _findings(schema: type[BaseModel], error: ValidationError) -> list[Finding]:
             findings.append(Finding(path, "unknown", nearest(path[-1], schema.model_fields)))
         elif detail["type"] == "missing":
             findings.append(Finding(path, "missing", ""))
+        elif detail["type"] == "model_type" and detail["input"] is None:
+            findings.append(Finding(path, "value", "the section is empty; give it keys or leave it out"))
         else:
             message = detail["msg"].removeprefix("Value error, ")
             got = "" if isinstance(detail["input"], Mapping | BaseModel) else f" (got {detail['input']!r})"
             findings.append(Finding(path, "value", f"{message[:1].lower()}{message[1:]}{got}"))
     return findings
 
+
+class _Loader(yaml.SafeLoader):
+    """YAML as recipes use it: keys are names, none is given twice, and a date is text."""
+
+    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        names: set[str] = set()
+        for key, _ in node.value:
+            if key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):
+                raise ComposerError(problem=f"expected a name as key, got {key.value}", problem_mark=key.start_mark)
+            if key.value in names:
+                raise ComposerError(problem=f"'{key.value}' is given twice", problem_mark=key.start_mark)
+            names.add(key.value)
+        return node
+
+
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", lambda loader, node: str(node.value))
 
 C = TypeVar("C", bound=Config)
 
@@ -92,10 +112,10 @@ def load_yaml(schema: type[C], path: str | Path, overrides: Iterable[str] = ()) 
     """A recipe file as `schema`, with `section.key=value` overrides."""
     path = Path(path)
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected sections with keys, as in configs/, got {type(values).__name__}")
@@ -110,12 +130,14 @@ def _override(values: dict[str, Any], override: str) -> None:
         raise ConfigError(f"--set {override}: write it as section.key=value")
     *sections, last = key.split(".")
     for section in sections:
-        values = values.setdefault(section, {})
+        if values.get(section) is None:
+            values[section] = {}
+        values = values[section]
         if not isinstance(values, dict):
             raise ConfigError(f"--set {override}: '{section}' is a single value, not a section")
     try:
-        values[last] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        values[last] = yaml.load(text, _Loader)
+    except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"--set {override}: {' '.join(str(error).split())}") from None
     if isinstance(values[last], str):
         with suppress(ValueError):  # YAML reads 3e-4 as a string

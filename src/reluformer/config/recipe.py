@@ -61,6 +61,13 @@ class Recipe(Config):
             raise ValueError(f"training.{wants[0]} needs a validation split; give data.valid")
         return self
 
+    @property
+    def decoding_as_trained(self) -> DecodingConfig:
+        """How the model translates, where an unset window is what it was trained to read at once."""
+        if self.decoding.window_tokens is not None:
+            return self.decoding
+        return self.decoding.replace(window_tokens=self.data.segments.segment_tokens)
+
     def model_config_for(self, vocab_size: int) -> ModelConfig:
         """The model of this recipe for a vocabulary."""
         return self.model.with_vocabulary(vocab_size)

@@ -29,7 +29,8 @@ class TrainingConfig(Config):
     """Stop after so many minutes of training, resumed parts added up. Unset: no limit."""
 
     tokens_per_batch: int = Field(default=4096, gt=0)
-    """Most cells (rows times longest row, on the longer side) of a batch on each process."""
+    """Most cells (rows times longest row, on the longer side) of a batch. n processes share the rows of
+    one n times as large, dealt out in turn, so one of them may have a row more than fits."""
     accumulate: int = Field(default=1, gt=0)
     """Batches whose gradients are added up before an update."""
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)

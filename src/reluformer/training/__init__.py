@@ -1,6 +1,7 @@
 """Training: a recipe in, a model out, interruptible at any moment.
 
 launch        train(): the whole of it
+start         with a checkpoint, given weights or random ones; what is deleted for it, and what never is
 loop          Trainer: update, log, validate, checkpoint
 objective     cross entropy that never holds all logits, and the regulariser
 feed          which batches in which update

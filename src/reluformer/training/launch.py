@@ -26,7 +26,7 @@ from reluformer.config.training import TrainingConfig
 from reluformer.data.prepare import prepare
 from reluformer.data.prepared import PreparedCorpus
 from reluformer.data.tokenizer import Tokenizer
-from reluformer.errors import ArgumentError, ConfigError, ReluformerError, StorageError
+from reluformer.errors import ArgumentError, ConfigError, ReluformerError
 from reluformer.model import ReLUFormer
 from reluformer.training import progress as shown
 from reluformer.training.averaging import mean_of
@@ -36,6 +36,7 @@ from reluformer.training.objective import Objective
 from reluformer.training.processes import Processes
 from reluformer.training.progress import SilentProgress, TrainingProgress
 from reluformer.training.run import RunDirectory
+from reluformer.training.start import check_beginning, goes_on, is_finished, start
 from reluformer.training.tensorboard import tensorboard_listener
 
 
@@ -90,20 +91,41 @@ def train(
         )
     recipe = recipe.replace(data=recipe.data.resolved())
     run = RunDirectory(directory)
+    data = run.path / "data" if prepared is None else Path(prepared)
+    if data.resolve() == run.path.resolve():
+        raise ArgumentError(f"--prepared {data}: is the directory of the run; leave it out, or name another")
+    initial = None if init_from is None else Path(init_from)
     accelerator = _accelerator(recipe.training)
     main = accelerator.is_main_process
     progress = (progress or shown.for_terminal()) if main else SilentProgress()
     try:
         with run.alone() if main else nullcontext():
-            if Processes(accelerator).any(main and resume and _is_finished(run, recipe))[0]:
-                return TrainingResult(**run.status["result"])
-            going_on = _open(run, recipe, resume) if main else False
-            accelerator.wait_for_everyone()
-            trainer, corpus = _trainer(recipe, run, accelerator, progress, evaluate, prepared)
-            _start(trainer, run, init_from, corpus.tokenizer, going_on)
+            found = _look(run, recipe, resume, initial) if main else (False, False)
+            finished, going_on = Processes(accelerator).any(*found)
+            if finished:
+                return _finished(run, recipe, main)
+            trainer, corpus = _trainer(recipe, run, accelerator, progress, evaluate, data)
+            start(trainer, recipe, initial, corpus.tokenizer, going_on)
             return _run(trainer, run, corpus.tokenizer)
     finally:
         progress.close()
+
+
+def _look(run: RunDirectory, recipe: Recipe, resume: bool, initial: Path | None) -> tuple[bool, bool]:
+    """Whether the directory holds the finished run, and else whether one to go on with; nothing is changed yet."""
+    if resume and is_finished(run, recipe):
+        return True, False
+    if resume and goes_on(run, recipe):
+        return False, True
+    check_beginning(run, initial)
+    return False, False
+
+
+def _finished(run: RunDirectory, recipe: Recipe, main: bool) -> TrainingResult:
+    """The result that is there; of the recipe only the decoding may be another, and is kept for translations."""
+    if main and run.recipe().decoding != recipe.decoding:
+        run.set_recipe(recipe)
+    return TrainingResult(**run.status["result"])
 
 
 def _accelerator(config: TrainingConfig) -> Accelerator:
@@ -118,42 +140,15 @@ def _accelerator(config: TrainingConfig) -> Accelerator:
     return accelerator
 
 
-def _is_finished(run: RunDirectory, recipe: Recipe) -> bool:
-    """Whether there is nothing left to do: a finished run with these very limits."""
-    if not run.exists or run.status.get("status") != "finished" or run.recipe().training != recipe.training:
-        return False
-    run.check_continues(recipe)
-    return True
-
-
-def _open(run: RunDirectory, recipe: Recipe, resume: bool) -> bool:
-    """Make the directory ready; whether it holds a run that may go on."""
-    going_on = resume and run.exists
-    if going_on:
-        run.check_continues(recipe)
-        if run.status.get("status") == "diverged":
-            raise StorageError(
-                f"{run.path}: this run diverged and would do so again: {run.status.get('message')}. Start the changed "
-                "recipe in a new directory, or here without resuming"
-            )
-        run.withdraw_model()
-        run.set_recipe(recipe)
-    else:
-        run.begin(recipe)
-    run.set_status("running")
-    return going_on
-
-
 def _trainer(
     recipe: Recipe,
     run: RunDirectory,
     accelerator: Accelerator,
     progress: TrainingProgress,
     evaluate: Evaluate | None,
-    prepared: str | Path | None,
+    data: Path,
 ) -> tuple[Trainer, PreparedCorpus]:
     config = recipe.training
-    data = run.path / "data" if prepared is None else Path(prepared)
     if accelerator.is_main_process:
         progress.message(f"preparing the corpus in {data}, unless it is there already")
         prepare(recipe.data, data)
@@ -171,47 +166,6 @@ def _trainer(
     if config.tensorboard and accelerator.is_main_process:
         trainer.listeners.append(tensorboard_listener(run.path / "tensorboard"))
     return trainer, corpus
-
-
-def _start(
-    trainer: Trainer, run: RunDirectory, init_from: str | Path | None, tokenizer: Tokenizer, going_on: bool
-) -> None:
-    """The state to begin with: the newest good checkpoint, given weights, or random ones."""
-    checkpoint, problems = run.checkpoints.newest()
-    for problem in problems:
-        trainer.progress.message(f"skipped a checkpoint: {problem}")
-    trainer.processes.wait()
-    if checkpoint is not None:
-        trainer.restore(checkpoint)
-        trainer.progress.message(f"going on after update {checkpoint.step}")
-    elif init_from is not None:
-        _load_initial(trainer, Path(init_from), tokenizer)
-    if trainer.processes.is_main:
-        run.checkpoints.drop_after(trainer.state.step)
-        if going_on:
-            run.log.cut_after(trainer.state.step if checkpoint is not None else -1)
-        if checkpoint is None:
-            padding = trainer.feed.plan.padding
-            run.log.append("start", 0, padding=padding, updates_per_epoch=trainer.feed.updates_per_epoch)
-            trainer.progress.message(f"batches hold {padding:.1%} padding")
-    trainer.processes.wait()
-
-
-def _load_initial(trainer: Trainer, directory: Path, tokenizer: Tokenizer) -> None:
-    storage.load_config(directory)  # says what the directory is, if it is no model
-    if Tokenizer.load(directory).fingerprint != tokenizer.fingerprint:
-        raise ConfigError(
-            f"--init-from {directory}: that model has another tokenizer than this corpus was prepared with; "
-            f"set data.tokenizer.path: {directory}"
-        )
-    initial = ReLUFormer(trainer.model.config)
-    try:
-        storage.load_weights(directory, initial)
-    except StorageError as error:
-        raise ConfigError(f"--init-from: {error}; give the section 'model' the sizes of that model") from None
-    trainer.processes.fill(dict(trainer.model.named_parameters()), dict(initial.named_parameters()))
-    if trainer.average is not None:
-        trainer.average.reset()
 
 
 def _run(trainer: Trainer, run: RunDirectory, tokenizer: Tokenizer) -> TrainingResult:

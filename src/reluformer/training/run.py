@@ -16,7 +16,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,8 +46,11 @@ FREE_TO_CHANGE = frozenset(
 """Keys of `training` that may differ when a run goes on: they do not change its mathematics."""
 
 _BEST = "best.json"
-_OURS = ("recipe.yaml", "status.json", "log.jsonl", "checkpoints", "best", "data", "tensorboard", "evaluation")
-_OURS_AT_THE_END = (storage.CONFIG, storage.WEIGHTS, "tokenizer.json", "tokenizer.meta.json")
+_OF_A_RUN = (
+    *("status.json", "checkpoints", "best", "log.jsonl", "tensorboard", "evaluation"),
+    *(storage.CONFIG, storage.WEIGHTS, "tokenizer.json", "tokenizer.meta.json"),
+)
+"""What a new run deletes, in this order: without the first two there is nothing to go on with."""
 
 
 class RunDirectory:
@@ -81,17 +84,22 @@ class RunDirectory:
         """The recipe of the run."""
         return load_yaml(Recipe, self.path / "recipe.yaml")
 
+    def check_free(self) -> None:
+        """Refuse a directory that holds anything but an earlier run or a prepared corpus: a new run would empty it."""
+        if self.exists:
+            return
+        foreign = sorted(path.name for path in self._entries() if path.suffix != ".partial" and path.name != "data")
+        if foreign:
+            raise StorageError(f"{self.path}: not a run, it holds {', '.join(foreign[:3])}; choose a new directory")
+
     def begin(self, recipe: Recipe) -> None:
-        """A new run here. What an earlier run left is deleted; a directory of something else is refused."""
-        names = [path.name for path in self._entries() if path.suffix != ".partial"]
-        foreign = [name for name in names if name not in (*_OURS, *_OURS_AT_THE_END)]
-        if foreign and not self.exists:
-            raise StorageError(
-                f"{self.path}: not a run, it holds {', '.join(sorted(foreign)[:3])}; choose a new directory"
-            )
-        for name in (*_OURS, *_OURS_AT_THE_END):
-            if name != "data":
-                _delete(self.path / name)
+        """A new run here. What an earlier run left is deleted; a directory of something else is refused.
+
+        The recipe is replaced and never missing: without one, what is left would be something else.
+        """
+        self.check_free()
+        for name in _OF_A_RUN:
+            _delete(self.path / name)
         self.set_recipe(recipe)
 
     def set_recipe(self, recipe: Recipe) -> None:
@@ -129,23 +137,9 @@ class RunDirectory:
         except (OSError, ValueError, KeyError):
             return None
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> AbstractContextManager[None]:
         """No second process trains here at the same time, where the system has locks."""
-        try:
-            import fcntl
-        except ImportError:
-            yield
-            return
-        self._make()
-        handle = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield
-        except BlockingIOError:
-            raise StorageError(f"{self.path}: another process is training here; wait for it or stop it") from None
-        finally:
-            os.close(handle)
+        return files.alone_in(self.path, busy="another process is training here; wait for it or stop it")
 
     def withdraw_model(self) -> None:
         """A run that goes on has no final model."""
@@ -157,12 +151,6 @@ class RunDirectory:
             if not self.path.is_dir():
                 raise StorageError(f"{self.path}: is a file; choose another directory for the run")
             yield from self.path.iterdir()
-
-    def _make(self) -> None:
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(f"{self.path}: cannot be made: {error.strerror or error}") from None
 
 
 class RunLog:

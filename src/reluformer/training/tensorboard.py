@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,16 @@ def tensorboard_listener(directory: Path) -> Callable[[str, int, Mapping[str, An
         raise ConfigError(
             "training.tensorboard=true, but TensorBoard is not installed; pip install 'reluformer[tensorboard]'"
         ) from None
-    writer = SummaryWriter(str(directory))
+
+    @cache
+    def writer() -> Any:
+        """Opened at the first event, when what an earlier run left here is gone."""
+        return SummaryWriter(str(directory))
 
     def listen(event: str, step: int, values: Mapping[str, Any]) -> None:
         for name, number in _numbers(event, values):
-            writer.add_scalar(name, number, step)
-        writer.flush()
+            writer().add_scalar(name, number, step)
+        writer().flush()
 
     return listen
 

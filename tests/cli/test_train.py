@@ -1,0 +1,63 @@
+"""`reluformer train`: BLEU while training, and what the command refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import Result
+
+from reluformer import scoring
+from reluformer.cli.train import _validation_bleu
+from reluformer.config.recipe import Recipe
+from reluformer.data.prepared import PreparedCorpus
+from reluformer.decoding import translator as decoding
+from reluformer.model import ReLUFormer
+from reluformer.training.run import RunDirectory
+
+Invoke = Callable[..., Result]
+
+
+@pytest.mark.parametrize(("asked", "read"), [(None, 256), (64, 64), ("sentence", "sentence")])
+def test_validation_bleu_is_of_documents_read_as_the_model_was_trained(
+    recipe: Recipe, run: Path, monkeypatch: pytest.MonkeyPatch, asked: Any, read: Any
+) -> None:
+    seen = []
+
+    class Watched(decoding.Translator):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            seen.append((self.config.window_tokens, self.config.beam))
+
+    monkeypatch.setattr(decoding, "Translator", Watched)
+    evaluate = _validation_bleu(
+        recipe.replace(
+            training=recipe.training.replace(validate_bleu=2), decoding=recipe.decoding.replace(window_tokens=asked)
+        ),
+        run / "data",
+    )
+    assert evaluate is not None
+    found = evaluate(ReLUFormer.load(run))
+    documents = list(islice(PreparedCorpus(run / "data").documents("valid"), 2))
+    hypotheses = decoding.load(run, beam=1, window_tokens=read).translate_documents([d.src for d in documents])
+    assert found == {"bleu": scoring.score(hypotheses, [d.tgt or () for d in documents]).bleu.value}
+    assert seen[0] == (read, 1)
+
+
+def test_bleu_stands_beside_the_validation_loss(invoke: Invoke, recipe: Recipe, run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "r.yaml"
+    file.write_text(yaml.safe_dump(recipe.model_dump(mode="json")), encoding="utf-8")
+    changes = ("training.updates=2", "training.validate_every=1", "training.validate_bleu=2")
+    options = [part for change in changes for part in ("--set", change)]
+    shown = invoke("train", file, "--run", tmp_path / "[/b]", "--prepared", run / "data", *options).stdout
+    assert "[/b]" in shown
+    events = RunDirectory(tmp_path / "[/b]").log.events("valid")
+    assert [event["step"] for event in events] == [1, 2]
+    assert all(0 <= event["bleu"] <= 100 for event in events)
+    again = invoke("train", file, "--run", tmp_path / "[/b]", "--prepared", run / "data", *options, "--json").stdout
+    assert json.loads(again)["step"] == 2
