@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,28 @@ def test_it_builds_at_its_own_size(path: Path) -> None:
         model = rf.ReLUFormer(recipe.model_config_for(recipe.data.tokenizer.vocab_size))
     assert model.parameter_count() > 100_000
     assert path.read_text(encoding="utf-8").startswith("# ")
+
+
+def commands(path: Path) -> list[list[str]]:
+    """The arguments of every `reluformer train` in the comments of a recipe."""
+    comments = [line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    lines = "\n".join(comments).replace("\\\n", "").splitlines()
+    return [shlex.split(line)[2:] for line in lines if line.startswith("reluformer train ")]
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_the_commands_in_its_comments_work_as_typed(path: Path) -> None:
+    for recipe_file, *options in commands(path):
+        assert recipe_file == f"configs/{path.name}"
+        given = list(zip(options[::2], options[1::2], strict=True))
+        assert {option for option, _ in given} <= {"--run", "--init-from", "--set"}
+        recipe = load_yaml(Recipe, path, [value for option, value in given if option == "--set"])
+        assert recipe.decoding_as_trained.window_tokens == recipe.data.segments.segment_tokens
+        assert (recipe.training.regularizer is None) == (recipe.model.architecture == "transformer")
+
+
+def test_the_commands_are_found() -> None:
+    assert [len(commands(CONFIGS / f"{name}.yaml")) for name in ("europarl7-doc", "europarl7", "multi30k")] == [2, 1, 1]
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from importlib import resources
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from reluformer import rules
 from reluformer.cli import app
+from reluformer.config import ModelConfig, Recipe, load_yaml
+from reluformer.demo import systems
+from reluformer.errors import StorageError
 
 SMALL = [
     *("training.updates=4", "training.warmup=2", "training.validate_every=2", "training.telemetry_every=2"),
@@ -58,6 +63,28 @@ def test_the_report_stands_alone(out: Path) -> None:
     assert 'href="http' not in page.replace('xmlns:xlink="http', "")
     for title in ("Learning", "Pronouns by distance", "Scores by length", "One of the test documents"):
         assert title in page
+
+
+def test_what_is_set_reaches_the_relu_model_and_leaves_a_transformer(tmp_path: Path) -> None:
+    asked = ("training.regularizer.entropy=0.5", "model.cross_attention=softmax", "model.width=64")
+    with resources.as_file(resources.files("reluformer.demo") / "recipe.yaml") as path:
+        relu, plain = (load_yaml(Recipe, path, (*asked, *system.changes)) for system in systems.SYSTEMS)
+    assert relu.training.regularizer is not None and relu.training.regularizer.entropy == 0.5
+    assert relu.model_config_for(400) == ModelConfig.preset(
+        "tiny", "reluformer", vocab_size=400, width=64, encoder_layers=2, decoder_layers=2, slots=512, dropout=0.0,
+        positions="rotary", encoder_attention=rules.Relu(gamma=4), decoder_attention=rules.Relu(gamma=4),
+        cross_attention="softmax",
+    )  # fmt: skip
+    assert plain.training == relu.training.replace(regularizer=None)
+    softmax = dict.fromkeys(("encoder_attention", "decoder_attention", "cross_attention"), "softmax")
+    assert plain.model_config_for(400) == relu.model_config_for(400).replace(**softmax)
+
+
+def test_a_file_in_the_place_of_the_demo_is_told(tmp_path: Path) -> None:
+    (tmp_path / "demo").write_text("")
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "demo")])
+    assert isinstance(result.exception, StorageError)
+    assert "cannot be made" in str(result.exception)
 
 
 def test_a_failed_training_is_told(tmp_path: Path) -> None:

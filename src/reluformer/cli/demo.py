@@ -29,7 +29,8 @@ def demo(
 ) -> None:
     """Train a ReLUFormer and a Transformer of the same size, translate unseen documents, write a report.
 
-    Needs no download. Started again, it goes on where it was.
+    Needs no download. Started again, it goes on where it was. What --set changes
+    holds for both, but the Transformer keeps softmax and has no regulariser.
 
     Example: reluformer demo --set training.updates=500
     """
@@ -40,7 +41,6 @@ def demo(
 
     console = Console(stderr=as_json)
     started = time.perf_counter()
-    out.mkdir(parents=True, exist_ok=True)
     with resources.as_file(resources.files("reluformer.demo") / "recipe.yaml") as recipe_file:
         recipe = load_yaml(Recipe, recipe_file, overrides)
         with console.status("generating the corpus"):
@@ -62,7 +62,8 @@ def demo(
         return
     for table in _tables(outcomes):
         console.print(table)
-    console.print(f"{seconds / 60:.1f} minutes. Open {out / 'report.html'}; figures are in {out / 'results.json'}.")
+    done = f"{seconds / 60:.1f} minutes. Open {out / 'report.html'}; figures are in {out / 'results.json'}."
+    console.print(done, markup=False)
 
 
 def _progress(runs: dict[str, RunDirectory], recipe: Any) -> Table:
