@@ -62,5 +62,6 @@ def test_wrong_use(run: Path, invoke: Invoke, tmp_path: Path) -> None:
     assert invoke("export", run, "--to", "gguf").exit_code == 2
 
 
-def test_help_has_an_example(invoke: Invoke) -> None:
-    assert "Example: reluformer export runs/demo --to hf" in invoke("export", "--help").stdout
+@pytest.mark.parametrize("verb", ["export", "evaluate", "inspect", "translate"])
+def test_the_example_of_the_help_names_a_run_of_the_demo(invoke: Invoke, verb: str) -> None:
+    assert f"Example: reluformer {verb} runs/demo/reluformer " in invoke(verb, "--help").stdout

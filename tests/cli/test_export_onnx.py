@@ -19,7 +19,7 @@ def test_an_exported_run_translates_as_the_run_does(run, invoke, tmp_path):
     assert invoke("translate", out, stdin=TEXT).stdout == invoke("translate", run, stdin=TEXT).stdout
     with pytest.raises(ArgumentError, match="--device cuda: an ONNX export runs on the CPU"):
         invoke("translate", out, "--device", "cuda", stdin=TEXT)
-    with pytest.raises(ArgumentError, match="an exported model only translates"):
+    with pytest.raises(StorageError, match="an ONNX export, which only translates; give the run"):
         invoke("inspect", out, "-", stdin=TEXT)
     with pytest.raises(StorageError, match="an ONNX export, not a run"):
         invoke("export", out, "--to", "onnx", "--out", tmp_path / "again")

@@ -67,11 +67,23 @@ def test_the_key_comes_from_a_file_or_the_environment_and_is_not_shown(
 def test_wrong_use(invoke: Any, run: Path, served: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="no such directory"):
         invoke("serve", tmp_path / "absent")
-    with pytest.raises(ArgumentError, match="named twice"):
-        invoke("serve", run, run)
+    (tmp_path / "link").symlink_to(run)
+    for again in (run, tmp_path / "link"):
+        with pytest.raises(ArgumentError, match="named twice"):
+            invoke("serve", run, again)
     with pytest.raises(ArgumentError, match="choose info or warning"):
         invoke("serve", run, "--log-level", "loud")
+    with pytest.raises(ArgumentError, match=r"--timeout inf: .* give a number of seconds"):
+        invoke("serve", run, "--timeout", "inf")
+    assert invoke("serve", run, "--timeout", "nan").exit_code == 2
     assert invoke("serve", run, "--port", "70000").exit_code == 2
+
+
+def test_an_onnx_export_is_not_served(invoke: Any, served: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "onnx.json").write_text("{}")
+    with pytest.raises(StorageError, match="an ONNX export, which only translates; give the run"):
+        invoke("serve", tmp_path)
+    assert not served
 
 
 def test_what_is_missing_is_named(invoke: Any, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 import os
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from reluformer.cli import app, models, translate
+from reluformer.data import formats
 from reluformer.decoding.translator import Translator, load
 from reluformer.errors import ArgumentError, ConfigError, DataError, StorageError, UnknownNameError
 
@@ -112,23 +112,6 @@ def test_n_best_in_columns_and_as_json(run: Path, invoke: Invoke, translator: Tr
     listed = json.loads(invoke("translate", run, *options, "--json", stdin=text).stdout)["documents"]
     assert [tuple(document["src"]) for document in listed] == documents
     assert listed[1]["translations"][1]["sentences"] == list(expected[1][1].sentences)
-
-
-def test_score_of_a_given_translation(run: Path, invoke: Invoke, tmp_path: Path, translator: Translator) -> None:
-    source, target = ("The bag is old.", "It is big."), ("Die Tasche ist alt.", "Sie ist groß.")
-    given = tmp_path / "given.txt"
-    given.write_text("\n".join(target) + "\n", encoding="utf-8")
-    expected = translator.score([source], [target])[0]
-    result = invoke("translate", run, "--score", given, stdin="\n".join(source))
-    rows = [line.split("\t") for line in result.stdout.splitlines()]
-    assert [(row[0], row[1], row[3]) for row in rows] == [("1", "1", target[0]), ("1", "2", target[1])]
-    assert [float(row[2]) for row in rows] == pytest.approx(expected.sentences, abs=1e-3)
-    assert f"log-probability {expected.total:.2f} of {len(expected.tokens)} tokens" in result.stderr
-    as_jsonl = tmp_path / "given.jsonl"
-    as_jsonl.write_text(json.dumps({"hyp": target}), encoding="utf-8")
-    figures = json.loads(invoke("translate", run, "--score", as_jsonl, "--json", stdin="\n".join(source)).stdout)
-    assert figures["total"] == pytest.approx(expected.total, abs=1e-3)
-    assert figures["perplexity"] == pytest.approx(math.exp(-expected.total / len(expected.tokens)), rel=1e-3)
 
 
 @pytest.mark.usefixtures("shouting")
@@ -283,6 +266,17 @@ def test_wrong_runs(invoke: Invoke, tmp_path: Path) -> None:
     }.items():
         with pytest.raises(StorageError, match=message):
             invoke("translate", tmp_path / name)
+
+
+def test_a_folder_of_runs_is_told_their_names(run: Path, invoke: Invoke) -> None:
+    with pytest.raises(StorageError, match="not a run, it holds the runs trained; name one of them"):
+        invoke("translate", run.parent)
+
+
+def test_help_names_every_format(invoke: Invoke) -> None:
+    listed = translate.FORMATS.replace(" (one sentence a line)", "").replace(" or ", ", ").split(", ")
+    assert listed == list(formats.names())
+    assert "html" in invoke("translate", "--help").stdout
 
 
 def test_wrong_use_is_exit_code_2(run: Path, invoke: Invoke) -> None:

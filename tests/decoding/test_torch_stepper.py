@@ -17,9 +17,9 @@ def _rule_id(rule):
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("rule", RULES, ids=_rule_id)
 def test_a_step_equals_the_model_on_the_whole_prefix(make_model, rule, norm, positions):
-    model = make_model(
-        decoder_attention=rule, cross_attention=rule, encoder_attention=rule, ffn=rule, norm=norm, positions=positions
-    )
+    attention = dict.fromkeys(("decoder_attention", "cross_attention", "encoder_attention"), rule)
+    ffn = rule if isinstance(rule, str) else rule["name"]  # only heads learn a gamma
+    model = make_model(**attention, ffn=ffn, norm=norm, positions=positions)
     _assert_equals_decode(model, widths=(4, 4, 2, 4))
 
 

@@ -98,6 +98,14 @@ def test_directories_that_hold_no_translator(run, tmp_path, make_model):
         load(run)
 
 
+def test_a_folder_of_runs_is_told_their_names(run):
+    for name in ("transformer", "reluformer"):
+        (run / "demo" / name).mkdir(parents=True)
+        (run / "demo" / name / "recipe.yaml").write_text("")
+    with pytest.raises(StorageError, match="not a run, it holds the runs reluformer, transformer; name one of them"):
+        load(run / "demo")
+
+
 def test_another_tokenizer_of_the_same_size_is_refused(run, tokenizer):
     model = ReLUFormer.load(run)
     storage.save(run, model.config, model.state_dict(), tokenizer.fingerprint)

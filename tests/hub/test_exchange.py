@@ -19,6 +19,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 import reluformer as rf
 from reluformer import hub, storage
 from reluformer.config.data import TokenizerConfig
+from reluformer.config.decoding import DecodingConfig
 from reluformer.data.tokenizer import Tokenizer
 from reluformer.errors import StorageError
 
@@ -69,8 +70,20 @@ def test_the_export_is_the_run(run: Path, tmp_path: Path) -> None:
     assert all(torch.equal(model.state_dict()[f"model.{name}"], tensor) for name, tensor in saved.items())
     assert (model.config.source_lang, model.config.target_lang) == ("en", "de")
     assert model.config.tokenizer_sha256 == ours.tokenizer.fingerprint
-    theirs = hub.translator(model, tokenizer, beam=2, length_ratio=1.0, length_offset=3, window_tokens=64)
+    theirs = hub.translator(model, tokenizer)
+    assert theirs.config == ours.config != DecodingConfig(), "beam and window are the run's"
+    assert hub.translator(model, tokenizer, beam=3).config == ours.config.replace(beam=3)
     assert theirs.translate_documents([DOCUMENT]) == ours.translate_documents([DOCUMENT])
+
+
+def test_an_export_that_does_not_say_how_it_searches_has_the_defaults(run: Path, tmp_path: Path) -> None:
+    hub.export_run(run, tmp_path / "hf")
+    path = tmp_path / "hf" / "config.json"
+    content = json.loads(path.read_text())
+    del content["decoding"]
+    path.write_text(json.dumps(content))
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "hf")
+    assert hub.translator(model, AutoTokenizer.from_pretrained(tmp_path / "hf")).config == DecodingConfig()
 
 
 def test_a_model_that_was_trained_further_becomes_a_run(run: Path, tmp_path: Path) -> None:
@@ -100,6 +113,30 @@ def test_what_is_there_is_not_overwritten(run: Path, tmp_path: Path) -> None:
     assert (keeps / "one.jpg").exists()
     with pytest.raises(StorageError, match="is a file"):
         hub.export_run(run, keeps / "one.jpg")
+
+
+@pytest.mark.parametrize("config", ['{"model_type": "bert"}', '{"kind": "reluformer"}', "{}", "[1]", "{"])
+def test_force_replaces_no_folder_of_another_program(run: Path, tmp_path: Path, config: str) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text(config)
+    with pytest.raises(StorageError, match="is no export, so --force does not replace it"):
+        hub.export_run(run, tmp_path / "mine", force=True)
+    assert (tmp_path / "mine" / "config.json").read_text() == config
+
+
+def test_force_replaces_a_run_that_was_imported_but_none_that_was_trained(run: Path, tmp_path: Path) -> None:
+    hub.export_run(run, tmp_path / "hf")
+    back = tmp_path / "back"
+    for force in (False, True):
+        hub.import_run(tmp_path / "hf", back, force=force)
+    for name in ("status.json", "checkpoints"):
+        (back / name).mkdir()
+        with pytest.raises(StorageError, match="is no export, so --force does not replace it"):
+            hub.import_run(tmp_path / "hf", back, force=True)
+        (back / name).rmdir()
+    with pytest.raises(StorageError, match="is no export, so --force does not replace it"):
+        hub.import_run(tmp_path / "hf", tmp_path / "hf", force=True)
+    assert (tmp_path / "hf" / "model.safetensors").exists() and (back / "model.safetensors").exists()
 
 
 def test_a_failed_export_leaves_nothing(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,6 +128,27 @@ def test_the_pipeline_translates_as_our_translator(exported: Path) -> None:
         translate(text, length_penality=1.0)
 
 
+def test_the_pipeline_searches_as_the_run_was_told_to(tokenizer: Any, tmp_path: Path) -> None:
+    told = dict(beam=6, n_best=5, length_ratio=1.0, length_offset=2)
+    make(len(tokenizer), decoding=told, tokenizer_sha256=tokenizer.fingerprint).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    translate = pipeline("translation", model=str(tmp_path))
+    ours = hub.translator(translate.model, translate.tokenizer)
+    (ranked,) = ours.translate_n_best([SENTENCES[:1]], 5)
+    expected = [" ".join(translation.sentences) for translation in ranked]
+    assert [found["translation_text"] for found in translate(SENTENCES[0])] == expected
+    assert len(translate(SENTENCES[0], n_best=6)) == 6, "as many as the run has beams"
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_text_without_a_sentence_comes_back_as_it_is(exported: Path, size: int) -> None:
+    translate = pipeline("translation", model=str(exported), beam=2, length_ratio=1.0, length_offset=2)
+    found = translate(["", SENTENCES[0], " \n", "..."], batch_size=size)
+    assert found == [[{"translation_text": ""}], translate(SENTENCES[0]), *translate([" \n", "..."])]
+    assert [row[0]["translation_text"] for row in found[2:]] == [" \n", "..."]
+    assert translate(" \n", n_best=2) == [{"translation_text": " \n"}] * 2
+
+
 def test_the_task_serves_no_other_model(tokenizer: Any) -> None:
     sizes = dict(vocab_size=9, d_model=8, encoder_layers=1, decoder_layers=1, decoder_attention_heads=2, pad_token_id=0)
     other = MarianMTModel(MarianConfig(**sizes, encoder_attention_heads=2, decoder_start_token_id=0))

@@ -310,9 +310,22 @@ def test_nothing_else_is_overwritten(run: Any, copy: Path, tmp_path: Path) -> No
 def test_wrong_graphs_are_never_written(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "trace", lambda graph, path, opset: path.write_bytes(b""))
     monkeypatch.setattr(export, "largest_difference", lambda model, encoder, decoder: (0.5, 3.0))
-    with pytest.raises(ArgumentError, match=r"rules entmax15, softmax, .* differ from PyTorch by 5\.0e-01"):
+    with pytest.raises(
+        ArgumentError, match=r"rules entmax15, softmax, .* differ from PyTorch by 5\.0e-01.*use --to hf$"
+    ):
         exported.export_run(run("simplex"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_refused_export_leaves_the_one_that_it_was_to_replace(
+    run: Any, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {path.name: path.read_bytes() for path in copy.iterdir()}
+    monkeypatch.setattr(export, "trace", lambda graph, path, opset: path.write_bytes(b""))
+    monkeypatch.setattr(export, "largest_difference", lambda model, encoder, decoder: (0.5, 3.0))
+    with pytest.raises(ArgumentError, match="differ from PyTorch"):
+        exported.export_run(run("simplex"), copy, force=True)
+    assert {path.name: path.read_bytes() for path in copy.iterdir()} == before
 
 
 def test_a_rule_that_onnx_cannot_express_is_named(

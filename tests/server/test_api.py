@@ -153,6 +153,12 @@ BAD: list[tuple[str, dict[str, Any], int, str]] = [
     ("/translate", {"json": {**ASK, "alternatives": 99}}, 422, "invalid_field"),
     ("/translate", {"content": b'{"q": "\\ud800", "target": "de"}', "headers": {"content-type": "application/json"}},
      422, "invalid_field"),
+    ("/detect", {"content": b'{"q": "\xed\xa0\x80"}', "headers": {"content-type": "application/json"}},
+     422, "invalid_field"),
+    ("/inspect", {"content": '{"q": "\\ud800"}'.encode("utf-16"), "headers": {"content-type": "application/json"}},
+     422, "invalid_field"),
+    ("/translate", {"content": b"q=x&target=de&target=fr", "headers": {"content-type":
+     "application/x-www-form-urlencoded"}}, 422, "invalid_field"),
     ("/translate", {"json": {**ASK, "target": "xx"}}, 400, "unsupported_languages"),
     ("/translate", {"json": {**ASK, "model": "spars"}}, 404, "unknown_model"),
     ("/translate", {"content": b"x", "headers": {"content-type": "multipart/form-data; boundary=a"}}, 400, "malformed"),
@@ -217,3 +223,7 @@ def test_a_full_queue(serve: Callable[..., TestClient], idle: None) -> None:
 def test_two_runs_of_one_name_are_told_apart() -> None:
     assert names_of([Path("runs/a"), Path("runs/b")]) == ["a", "b"]
     assert names_of([Path("/x/a/best"), Path("/x/b/best")]) == ["a-best", "b-best"]
+    assert names_of([Path("/x/a/runs/demo"), Path("/x/b/runs/demo")]) == ["a-runs-demo", "b-runs-demo"]
+    assert names_of([Path("/demo"), Path("/x/demo")]) == ["demo", "x-demo"]
+    hidden = [Path("/a-b/c"), Path("/a/b-c"), Path("/d/c")]
+    assert names_of(hidden) == ["/a-b/c", "/a/b-c", "/d/c"]

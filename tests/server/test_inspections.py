@@ -88,6 +88,19 @@ def test_translated_sentences_may_hold_full_stops(client: TestClient) -> None:
     assert (answer.status_code, answer.json()["code"]) == (422, "not_aligned")
 
 
+def test_a_list_of_sentences_may_come_as_a_form(client: TestClient) -> None:
+    body = {"q": "A dog. The cat.", "text": ["The dog. It ran.", "A cat."]}
+    form, plain = client.post("/inspect", data=body).json(), client.post("/inspect", json=body).json()
+    assert form == plain and form["text"] == "The dog. It ran. A cat."
+
+
+def test_what_looks_like_a_mark_is_text(client: TestClient) -> None:
+    found = client.post("/inspect", json={"q": "A dog.", "text": "The <sep> cat."}).json()
+    words = ["".join(token["text"] for token in found["target_tokens"] if token["word"] == place) for place in range(4)]
+    assert words == ["The", "<sep>", "cat.", "<end>"]
+    assert len(found["target_tokens"]) > len(words), "of several tokens, not of as many marks"
+
+
 def test_more_weights_than_can_be_shown(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     from reluformer.server import inspections
 

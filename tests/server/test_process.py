@@ -115,6 +115,14 @@ def test_shutdown_finishes_what_it_took(runs: list[Path]) -> None:
     assert "A dog" not in log
 
 
+@pytest.mark.parametrize("host", ["a..b", "a" * 64])
+def test_what_cannot_be_a_host(models: ServedModels, host: str) -> None:
+    from reluformer.server.process import serve
+
+    with pytest.raises(ArgumentError, match=f"--host {host}: is no name of a host"):
+        serve(models, host=host, port=0, limits=Limits())
+
+
 def test_a_port_that_is_taken(models: ServedModels) -> None:
     from reluformer.server.process import serve
 

@@ -41,7 +41,7 @@ def export(
 
     The numbers of `--to hf` and `--to run` are the run's own, bit for bit.
 
-    Example: reluformer export runs/demo --to hf --out exported
+    Example: reluformer export runs/demo/reluformer --to hf --out exported
     """
     if to is not Form.onnx and (quantize is not None or opset is not None):
         raise ArgumentError(f"--quantize and --opset are for --to onnx, not --to {to}; leave them out")

@@ -23,21 +23,40 @@ Pair = tuple["Document", tuple[str, ...]]
 
 
 def pairs(source: Skeleton, target: Path, layouts: Layouts, source_name: str) -> list[Pair]:
-    """Each document of the source with its translation; in JSONL that is its "hyp" or "tgt"."""
-    from reluformer.scoring.hypotheses import read_hypotheses
-
-    if not source.documents:
+    """Each document of the source with its translation; what is empty in both is left out."""
+    if not source.sentences:
         raise DataError(f"{source_name}: holds no sentence, so there is nothing to score")
-    if ".jsonl" in target.suffixes[-2:]:
-        targets = [tuple(document) for document in read_hypotheses(target)]
-    else:
-        targets = [document.src for document in layouts.read(target).documents]
+    targets = _targets(target, layouts)
     if len(targets) != len(source.documents):
         raise DataError(
             f"{target}: {len(targets)} documents, but {source_name} has {len(source.documents)}; "
             "both must hold the same documents in the same order"
         )
-    return list(zip(source.documents, targets, strict=True))
+    found = list(zip(source.documents, targets, strict=True))
+    for document, sentences in found:
+        if bool(document.src) != bool(sentences):
+            empty, other = (source_name, target) if sentences else (target, source_name)
+            raise DataError(
+                f"{empty}: document {document.id} is empty, but {other} has sentences for it; add or drop it"
+            )
+    return [pair for pair in found if pair[1]]
+
+
+def _targets(path: Path, layouts: Layouts) -> list[tuple[str, ...]]:
+    """The documents of a text, or those under "hyp" or "tgt" in JSONL; without blank sentences, as the sources are."""
+    from reluformer.data.formats import Jsonl, Tsv, is_jsonl
+    from reluformer.data.formats.catalogues import Catalogue
+    from reluformer.scoring import read_hypotheses
+
+    if is_jsonl(path):
+        return [tuple(sentence for sentence in document if sentence.strip()) for document in read_hypotheses(path)]
+    layout = layouts.of(path)
+    if isinstance(layout, Tsv | Jsonl | Catalogue):
+        raise DataError(
+            f"{path}: read as {layout.name}, whose sentences are sources; give the translations alone, as text or as "
+            '.jsonl with "tgt"'
+        )
+    return [document.src for document in layouts.read(path).documents]
 
 
 def report(translator: Translator, pairs: Sequence[Pair], as_json: bool) -> str:

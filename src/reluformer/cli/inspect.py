@@ -45,7 +45,7 @@ def inspect(
     Reads are the weights of cross attention, added up over layers, heads and
     the subwords of a word. Weights that are exactly zero are not shown.
 
-    Example: reluformer inspect runs/demo letter.txt --layer 2 --head 0
+    Example: reluformer inspect runs/demo/reluformer letter.txt --layer 1 --head 0
     """
     models.check_run(run)
     if document is None:
@@ -58,7 +58,7 @@ def inspect(
         else:
             history.show(found, Console())
         return
-    models.check_model(run)
+    models.check_inspectable(run)
     origin = None if str(document) == "-" else document
     skeleton = texts.Layouts(None, splitter, models.languages(run)).read(origin)
     if not skeleton.sentences:

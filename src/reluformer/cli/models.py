@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from reluformer.decoding.runs import MODEL, ONNX, RECIPE, is_run, refuse_folder_of_runs
 from reluformer.errors import ArgumentError, StorageError
 
 if TYPE_CHECKING:
     from reluformer.config.recipe import Recipe
     from reluformer.decoding.translator import Translator
-
-RECIPE = "recipe.yaml"
-MODEL = "config.json"
-ONNX = "onnx.json"
 
 
 def check_run(run: Path) -> None:
@@ -22,7 +19,8 @@ def check_run(run: Path) -> None:
         raise StorageError(f"{run}: no such directory; give that of a run, as `reluformer train` made it")
     if not run.is_dir():
         raise StorageError(f"{run}: is a file; give the directory of a run")
-    if not any((run / name).is_file() for name in (RECIPE, MODEL, ONNX)):
+    refuse_folder_of_runs(run)
+    if not is_run(run):
         raise StorageError(f"{run}: not a run, it holds neither {RECIPE} nor {MODEL}; `reluformer train` makes runs")
 
 
@@ -35,6 +33,13 @@ def check_model(run: Path) -> None:
 
     status = RunDirectory(run).status.get("status", "not started")
     raise StorageError(f"{run}: the run is {status} and has no model yet; `reluformer train` goes on with it")
+
+
+def check_inspectable(run: Path) -> None:
+    """Refuse what can translate but not show what it read."""
+    check_model(run)
+    if (run / ONNX).is_file():
+        raise StorageError(f"{run}: an ONNX export, which only translates; give the run that it was exported from")
 
 
 def check_recipe(run: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,8 +45,8 @@ def serve(
     """Serve a run, or two to compare, over HTTP: the API of LibreTranslate, and a page at /.
 
     Requests of all clients are translated together. SIGTERM or Ctrl-C ends
-    the server when it has finished what it took. The log, on standard error,
-    is one JSON object a line and holds no text of users.
+    the server after finishing the requests it has accepted. The log, on
+    standard error, is one JSON object a line and holds no text of users.
 
     Example: reluformer serve runs/demo/reluformer --port 5000
     """
@@ -54,8 +55,10 @@ def serve(
         raise ArgumentError("a run is named twice; name each one once")
     if log_level not in ("info", "warning"):
         raise ArgumentError(f"--log-level {log_level}: choose info or warning")
+    if not math.isfinite(timeout):
+        raise ArgumentError(f"--timeout {timeout}: every request ends some day; give a number of seconds")
     for run in runs:
-        models.check_model(run)
+        models.check_inspectable(run)
     key = _key(api_key_file)
     changes = decoding_changes(settings, beam=beam, length_penalty=length_penalty)
 

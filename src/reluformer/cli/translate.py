@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from reluformer.decoding.documents import Translation
     from reluformer.decoding.translator import Translator
 
+FORMATS = "plain, markdown, html, aligned (one sentence a line), jsonl, tsv, tmx, xliff or po"
+"""The names of `data.formats`, which `--help` is too quick to import."""
 TOGETHER = 256
 """Small files are translated together until they have so many sentences, then written."""
 
@@ -44,9 +46,7 @@ def translate(
     ] = None,
     to: Annotated[str | None, typer.Option(metavar="PLACE", help="Folder, or file for a single text.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite what exists.")] = False,
-    format: Annotated[
-        str | None, typer.Option(help="plain, markdown, aligned (one sentence a line), jsonl, ...; else by name.")
-    ] = None,
+    format: Annotated[str | None, typer.Option(metavar="NAME", help=f"{FORMATS}; else by the names of files.")] = None,
     splitter: SplitterName = "simple",
     beam: Beam = None,
     length_penalty: LengthPenalty = None,
@@ -62,13 +62,15 @@ def translate(
     plugin: Plugins = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
-    """Translate text, Markdown, JSONL, TSV, TMX, XLIFF and PO; what is no sentence stays as it is.
+    """Translate text, Markdown, HTML, JSONL, TSV, TMX, XLIFF and PO.
+
+    Everything that is not a sentence is left untouched.
 
     --n-best prints document, rank, log-probability and translation, tab
     separated; --score prints document, sentence number, log-probability and
     sentence. A file is written when all of it is finished.
 
-    Example: reluformer translate runs/demo letters/ --to briefe/ --beam 8
+    Example: reluformer translate runs/demo/reluformer letters/ --to briefe/
     """
     _check_together(stream=stream, score=score, n_best=n_best, json=as_json, to=to)
     models.check_model(run)

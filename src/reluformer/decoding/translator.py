@@ -18,14 +18,12 @@ from reluformer.decoding import documents as passages
 from reluformer.decoding import forced
 from reluformer.decoding.documents import ReportProgress, Translation
 from reluformer.decoding.forced import TargetScore
+from reluformer.decoding.runs import ONNX, RECIPE, refuse_folder_of_runs
 from reluformer.decoding.stepper import AnyStepper, ModelStepper, Stepper, stepper_of
 from reluformer.errors import ArgumentError, ConfigError, StorageError
 from reluformer.model import ReLUFormer
 
 Sentences = Sequence[str]
-RECIPE = "recipe.yaml"
-ONNX = "onnx.json"
-"""What the folder of an ONNX export holds instead of a model."""
 
 
 def load(directory: str | Path, device: str | torch.device = "cpu", **decoding: Any) -> Translator:
@@ -33,6 +31,7 @@ def load(directory: str | Path, device: str | torch.device = "cpu", **decoding: 
     directory = Path(directory)
     if (directory / ONNX).is_file():
         raise StorageError(f"{directory}: an ONNX export, not a run; load it with reluformer.hub.onnx.load")
+    refuse_folder_of_runs(directory)
     model = ReLUFormer.load(directory)
     if not (directory / "tokenizer.json").is_file():
         raise StorageError(

@@ -18,11 +18,8 @@ class Word:
 
     text: str
     sentence: int
-
-    @property
-    def is_mark(self) -> bool:
-        """Not of the text: a token that ends a sentence or the window."""
-        return self.text in (SENTENCE_END, DOCUMENT_END)
+    is_mark: bool = False
+    """Not of the text, which may hold the same letters: a token that ends a sentence or the window."""
 
 
 def parts_of(tokenizer: Tokenizer, sentences: Sequence[str], window: int | str | None) -> Iterator[list[str]]:
@@ -58,5 +55,5 @@ def laid_out(tokenizer: Tokenizer, sentences: Sequence[str], first: int) -> tupl
             words.append(Word(word, number))
         last = number == first + len(sentences) - 1
         tokens.append((END if last else SEPARATOR, len(words)))
-        words.append(Word(DOCUMENT_END if last else SENTENCE_END, number))
+        words.append(Word(DOCUMENT_END if last else SENTENCE_END, number, is_mark=True))
     return tokens, words

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from transformers import PreTrainedConfig
 
 from reluformer.config import ModelConfig
+from reluformer.config.decoding import DecodingConfig
 from reluformer.data.tokenizer import BEGIN, END, PAD
 from reluformer.errors import ConfigError
 
@@ -19,6 +20,8 @@ class ReLUFormerConfig(PreTrainedConfig):
 
     network: dict[str, Any] | None = None
     """As in a run's config.json."""
+    decoding: dict[str, Any] | None = None
+    """As in a run's recipe, with the window that it was trained on."""
     tokenizer_sha256: str | None = None
     """Fingerprint of the tokenizer that the model was trained with."""
     source_lang: str | None = None
@@ -48,6 +51,10 @@ class ReLUFormerConfig(PreTrainedConfig):
                 "ReLUFormerConfig has no network; make it with ReLUFormerConfig.from_model_config(ModelConfig(...))"
             )
         return ModelConfig.parse(self.network, where="config.json: network")
+
+    def to_decoding_config(self) -> DecodingConfig:
+        """How the run was told to search; the defaults for a model that does not say."""
+        return DecodingConfig.parse(self.decoding or {}, where="config.json: decoding")
 
     @property
     def vocab_size(self) -> int:

@@ -1,7 +1,7 @@
 """A run as a directory of transformers, and back: the same numbers both ways.
 
     run                                     directory of transformers
-    config.json, model.safetensors          config.json (network, tokenizer_sha256), model.safetensors
+    config.json, model.safetensors          config.json (network, decoding, tokenizer_sha256), model.safetensors
     tokenizer.json, tokenizer.meta.json     the same files, and tokenizer_config.json
     recipe.yaml                             the same file: how the model was trained and decodes
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ import yaml
 from transformers.utils import logging
 
 from reluformer import storage
-from reluformer.decoding.translator import RECIPE, load
+from reluformer.decoding.runs import RECIPE
+from reluformer.decoding.translator import load
 from reluformer.errors import StorageError
 from reluformer.hub.configuration import ReLUFormerConfig
 from reluformer.hub.modeling import ReLUFormerForConditionalGeneration
@@ -34,11 +35,14 @@ def export_run(run: Path, out: Path, *, force: bool = False) -> dict[str, Any]:
     found = load(run)
     languages = _languages(run)
     config = ReLUFormerConfig.from_model_config(
-        found.model.config, tokenizer_sha256=found.tokenizer.fingerprint, **languages
+        found.model.config,
+        tokenizer_sha256=found.tokenizer.fingerprint,
+        decoding=found.config.model_dump(mode="json"),
+        **languages,
     )
     model = ReLUFormerForConditionalGeneration(config).eval()
     model.model.load_state_dict(found.model.state_dict())
-    with _whole_directory(out, force) as directory, _without_progress_bars():
+    with _whole_directory(out, force, _is_export) as directory, _without_progress_bars():
         model.save_pretrained(directory)
         ReLUFormerTokenizer.of(found.tokenizer).save_pretrained(directory)
         _copy_recipe(run, directory)
@@ -51,7 +55,7 @@ def import_run(source: Path, out: Path, *, force: bool = False) -> dict[str, Any
     tokenizer = ReLUFormerTokenizer.from_pretrained(source)
     with _without_progress_bars():
         model = ReLUFormerForConditionalGeneration.from_pretrained(source, dtype=torch.float32)
-    with _whole_directory(out, force) as directory:
+    with _whole_directory(out, force, _is_imported) as directory:
         tokenizer.own.save(directory)
         _copy_recipe(source, directory)
         network = model.config.to_model_config()
@@ -109,9 +113,9 @@ def _without_progress_bars() -> Iterator[None]:
 
 
 @contextmanager
-def _whole_directory(out: Path, force: bool) -> Iterator[Path]:
+def _whole_directory(out: Path, force: bool, may_go: Callable[[Path], bool]) -> Iterator[Path]:
     """A directory to write to; it gets its name, and replaces what had it, when the block ends well."""
-    replaced = _replaceable(out, force)
+    replaced = _replaceable(out, force, may_go)
     partial = out.with_name(out.name + ".partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -128,7 +132,7 @@ def _whole_directory(out: Path, force: bool) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _replaceable(out: Path, force: bool) -> bool:
+def _replaceable(out: Path, force: bool, may_go: Callable[[Path], bool]) -> bool:
     """Whether something stands in the way that may go; an error if it may not."""
     if not out.exists():
         return False
@@ -137,6 +141,25 @@ def _replaceable(out: Path, force: bool) -> bool:
     if any(out.iterdir()):
         if not force:
             raise StorageError(f"{out}: exists and is not empty; choose another --out, or --force to replace it")
-        if not (out / storage.CONFIG).is_file() or (out / "checkpoints").exists():
+        if not may_go(out):
             raise StorageError(f"{out}: is no export, so --force does not replace it; choose another --out")
     return True
+
+
+def _is_export(directory: Path) -> bool:
+    return _says(directory, "model_type", ReLUFormerConfig.model_type)
+
+
+def _is_imported(directory: Path) -> bool:
+    """A run that was trained here is not: nobody could make it again from an export."""
+    trained = any((directory / name).exists() for name in ("status.json", "checkpoints"))
+    return not trained and _says(directory, "kind", storage.KIND)
+
+
+def _says(directory: Path, key: str, value: str) -> bool:
+    """Whether config.json is ours: other programs have files of that name, too."""
+    try:
+        content = json.loads((directory / storage.CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and content.get(key) == value

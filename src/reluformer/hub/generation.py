@@ -71,7 +71,8 @@ def translator(
 ) -> Translator:
     """Documents of any length with our own search, as `reluformer.load` gives; `decoding` as there."""
     check_tokenizer(model, tokenizer)
-    return Translator(model.model.eval(), tokenizer.own, DecodingConfig().replace(**decoding))
+    config = model.config.to_decoding_config().replace(**decoding)
+    return Translator(model.model.eval(), tokenizer.own, config)
 
 
 def check_tokenizer(model: Any, tokenizer: Any) -> None:

@@ -45,16 +45,18 @@ async def read_file(request: Request, shape: type[Shape]) -> tuple[Shape, str, b
 def _object(content: bytes) -> dict[str, Any]:
     try:
         values = json.loads(content)
+        whole = _is_unicode(values)
     except (ValueError, RecursionError):
         raise Refusal(400, "malformed_json", "the body is not valid JSON", "check quotes, commas and UTF-8") from None
     if not isinstance(values, dict):
         raise Refusal(400, "malformed_json", "the body is no JSON object", 'send {"q": ...}')
-    if b"\\ud" in content.lower() and not _is_unicode(values):
+    if not whole:
         raise Refusal(422, "invalid_field", "a text holds half of a character", "send both surrogates, or neither")
     return values
 
 
-def _is_unicode(values: dict[str, Any]) -> bool:
+def _is_unicode(values: Any) -> bool:
+    """Whether every text can be written: JSON lets half of a character through, escaped or as bytes."""
     try:
         json.dumps(values, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -63,12 +65,12 @@ def _is_unicode(values: dict[str, Any]) -> bool:
 
 
 def _fields(form: FormData, shape: type[Body]) -> dict[str, Any]:
-    """The fields of a form; one that is there several times becomes a list where the shape has one."""
+    """The fields of a form; one that is there several times is a list, which a shape that has none refuses."""
     values: dict[str, Any] = {}
     for name in shape.model_fields:
         found = [value for value in form.getlist(name) if isinstance(value, str)]
         if found:
-            values[name] = found if len(found) > 1 and name == "q" else found[-1]
+            values[name] = found if len(found) > 1 else found[0]
     return values
 
 
@@ -101,10 +103,16 @@ class Key:
         """Refuse a request that does not know the key."""
         if self._secret is None:
             return
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        given = given or (token.strip() if scheme.lower() == "bearer" else "")
-        if not given:
+        sent = [given.encode()] if given else _bearer(request)
+        if not sent:
             headers = {"WWW-Authenticate": "Bearer"}
             raise Refusal(401, "key_missing", "this server wants a key", "send it as api_key", headers)
-        if not hmac.compare_digest(given.encode(), self._secret):
+        if not any(hmac.compare_digest(key, self._secret) for key in sent):
             raise Refusal(403, "key_wrong", "this is not the server's key", "ask its operator for one")
+
+
+def _bearer(request: Request) -> list[bytes]:
+    """The key of the header in UTF-8, whether a client sent it in that or in Latin-1, as which headers are read."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    token = token.strip(" ")
+    return [token.encode("latin-1"), token.encode()] if scheme.lower() == "bearer" and token else []

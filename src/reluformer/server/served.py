@@ -122,8 +122,13 @@ def language_name(code: str) -> str:
 
 
 def names_of(runs: Sequence[Path]) -> list[str]:
-    """The names of their folders, with those of the folders around them where that is not enough."""
+    """The names of their folders, with as many of the folders around them as it takes to tell the runs apart.
+
+    No run is there twice: `serve` refuses that. Where hyphens in names hide the difference, the whole paths.
+    """
     paths = [run.resolve() for run in runs]
-    if len({path.name for path in paths}) == len(paths):
-        return [path.name for path in paths]
-    return ["-".join(path.parts[-2:]) for path in paths]
+    for count in range(1, max(len(path.parts) for path in paths)):
+        names = ["-".join(path.parts[1:][-count:]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    return [str(path) for path in paths]

@@ -13,6 +13,8 @@ from reluformer.hub.relufy import Distillation, relufy
 from reluformer.hub.relufy.own import ReLUFormerFamily
 
 pytest.importorskip("transformers", reason="transformers is not installed")
+ROUNDING = 100 * torch.finfo(torch.float32).eps
+"""What float32 leaves over of two models that are the same."""
 SHORT = Distillation(steps=24, batch_tokens=4096, lr=1e-3, scores_lr=1e-2)
 
 
@@ -84,6 +86,43 @@ class TestTeacher:
         assert max(report.read_error.values()) < 1e-6
         assert report.stages["calibrated"].agreement["cosine"] == pytest.approx(1, abs=1e-5)
         assert bert.config._attn_implementation == "reluformer:relu" and student is not bert
+
+    @pytest.mark.parametrize("rule", ["relu", "relu_norm"])
+    def test_what_a_teacher_of_our_own_has_learned_is_kept(self, make_translator, tokenizer, pairs, rule):
+        """Its gamma, its offsets: the student with the same rule is the teacher."""
+        attentions = ("encoder_attention", "decoder_attention", "cross_attention")
+        learned = rules.Relu(learn_gamma=True) if rule == "relu" else rule
+        teacher = make_translator(**dict.fromkeys(attentions, learned), learn_offset=True)
+        with torch.no_grad():
+            for name, parameter in teacher.named_parameters():
+                if name.endswith(("offset", "log_gamma")):
+                    parameter.copy_(torch.linspace(0.3, 1.2, parameter.numel()))
+        _, report = relufy(teacher, pairs, tokenizer=tokenizer, rule=rule, distillation=None, max_length=48)
+        assert max(report.read_error.values()) < ROUNDING
+        assert max(stage.agreement["divergence"] for stage in report.stages.values()) < ROUNDING
+
+    def test_a_student_of_our_own_can_be_fitted_again(self, make_translator, tokenizer, pairs):
+        options = dict(tokenizer=tokenizer, distillation=None, max_length=48)
+        student, _ = relufy(make_translator(), pairs, **options)
+        _, report = relufy(student, pairs, **options)
+        assert report.stages["calibrated"].agreement["divergence"] < ROUNDING
+
+    def test_a_student_of_transformers_is_no_teacher(self, bert, word_tokenizer, sentences):
+        options = dict(tokenizer=word_tokenizer, distillation=None, max_length=16)
+        student, _ = relufy(bert, sentences, **options)
+        with pytest.raises(ArgumentError, match=r"BertModel was relufied already.*take the original model"):
+            relufy(student, sentences, **options)
+
+    @pytest.mark.parametrize("rule", ["relu", "relu_norm", "relu_exp"])
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+    def test_models_of_any_precision(
+        self, bert, make_translator, word_tokenizer, tokenizer, sentences, pairs, dtype, rule
+    ):
+        options = dict(rule=rule, distillation=None, max_length=16)
+        for model, texts, own in ((bert, sentences, word_tokenizer), (make_translator(), pairs, tokenizer)):
+            student, report = relufy(model.to(dtype), texts, tokenizer=own, **options)
+            swapped, calibrated = (stage.agreement["cosine"] for stage in report.stages.values())
+            assert swapped < calibrated and {p.dtype for p in student.parameters()} == {dtype}
 
     def test_the_model_is_left_as_it_was(self, bert, word_tokenizer, sentences):
         before = {name: weight.clone() for name, weight in bert.state_dict().items()}
@@ -185,6 +224,8 @@ class TestBadInput:
             relufy(make_translator(cross_attention="softmax_ln"), pairs, tokenizer=tokenizer)
         with pytest.raises(ArgumentError, match="max_length must be at least 2"):
             relufy(bert, sentences, tokenizer=word_tokenizer, max_length=1)
+        with pytest.raises(ArgumentError, match="calibrate_on must be at least 1, got 0"):
+            relufy(bert, sentences, tokenizer=word_tokenizer, calibrate_on=0)
 
     @pytest.mark.parametrize(
         ("options", "message"),

@@ -2,7 +2,7 @@
 
     from reluformer.hub import onnx
 
-    onnx.export_run(Path("runs/demo"), Path("exported"), quantize=None, opset=None, force=False)
+    onnx.export_run(Path("runs/demo/reluformer"), Path("exported"), quantize=None, opset=None, force=False)
     translator = onnx.load("exported")
     translator.translate(["A document."])
 

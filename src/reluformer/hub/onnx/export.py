@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from reluformer import __version__
-from reluformer.decoding.translator import RECIPE, Translator
+from reluformer.decoding.runs import RECIPE
+from reluformer.decoding.translator import Translator
 from reluformer.decoding.translator import load as load_run
 from reluformer.errors import ArgumentError, StorageError, UnknownNameError, nearest
 from reluformer.files import whole_file
@@ -48,13 +49,14 @@ def export_run(
     opset = _checked(quantize, opset)
     translator = load_run(run)
     _check_exportable(run, translator.model)
-    _make_room(out, force)
+    _check_room(out, force)
     with tempfile.TemporaryDirectory() as directory:
         graphs = Path(directory)
         difference = _write_graphs(translator.model, graphs, opset)
         if quantize is not None:
             for name in (ENCODER, DECODER):
                 quantize_graph(graphs / name, quantize)
+        (out / MANIFEST).unlink(missing_ok=True)  # an old export stops being one before it changes
         for name in (ENCODER, DECODER):
             with whole_file(out / name) as file:
                 file.write((graphs / name).read_bytes())
@@ -104,8 +106,8 @@ def _check_exportable(run: Path, model: ReLUFormer) -> None:
         raise ArgumentError(f"{run}: the model has {size} bytes, a single ONNX file holds {LARGEST}; use a smaller one")
 
 
-def _make_room(out: Path, force: bool) -> None:
-    """Refuse to write where something else is; an old export stops being one before it changes."""
+def _check_room(out: Path, force: bool) -> None:
+    """Refuse to write where something else is."""
     if out.exists() and not out.is_dir():
         raise StorageError(f"{out}: is a file; name a folder to export to")
     if out.is_dir() and any(out.iterdir()):
@@ -113,7 +115,6 @@ def _make_room(out: Path, force: bool) -> None:
             raise StorageError(f"{out}: is not empty and no ONNX export; name another folder")
         if not force:
             raise StorageError(f"{out}: holds an export already; name another folder, or replace it with --force")
-        (out / MANIFEST).unlink()
 
 
 def _write_graphs(model: ReLUFormer, directory: Path, opset: int) -> float:
@@ -121,7 +122,7 @@ def _write_graphs(model: ReLUFormer, directory: Path, opset: int) -> float:
     config = model.config
     rules = {rule.name for rule in (config.ffn, config.encoder_attention, config.decoder_attention)}
     named = ", ".join(sorted(rules | {config.cross_attention.name}))
-    way_out = "write the rule with operations of torch alone and without `if` on values, or use --to run or hf"
+    way_out = "write the rule with operations of torch alone and without `if` on values, or use --to hf"
     try:
         trace(EncoderGraph(model), directory / ENCODER, opset)
         trace(DecoderGraph(model), directory / DECODER, opset)

@@ -15,7 +15,7 @@ from typing import Any
 from reluformer import files
 from reluformer.config.decoding import DecodingConfig
 from reluformer.data.tokenizer import Tokenizer
-from reluformer.decoding.translator import ONNX as MANIFEST
+from reluformer.decoding.runs import ONNX as MANIFEST
 from reluformer.errors import ConfigError, StorageError
 
 FORMAT = 1

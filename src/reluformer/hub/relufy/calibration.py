@@ -51,6 +51,11 @@ class ReadSample(NamedTuple):
     rule: Rule
     bias: Tensor | None = None  # broadcasts to (B, H, Tq, Tk)
 
+    def in_float32(self) -> ReadSample:
+        """Whatever the model computes in: fits are searched in one precision."""
+        bias = None if self.bias is None else self.bias.float()
+        return self._replace(q=self.q.float(), k=self.k.float(), v=self.v.float(), bias=bias)
+
     def scores(self) -> Tensor:
         """(B, H, Tq, Tk)."""
         scores = self.q @ self.k.transpose(-1, -2) * self.scale

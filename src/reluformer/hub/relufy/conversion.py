@@ -53,7 +53,7 @@ def relufy(
     batch_tokens = max(max_length, distillation.batch_tokens if distillation else max_length * 16)
     used, kept = _split(calibration_texts, held_out)
     examples, apart = family.examples(used, batch_tokens), family.examples(kept, batch_tokens)
-    fitted = family.examples(used[:: max(1, len(used) // calibrate_on)][:calibrate_on], batch_tokens)
+    fitted = family.examples(_spread(used, calibrate_on), batch_tokens)
     watch = _Watch()
     stages: dict[str, Stage] = {}
     logs: dict[str, PhaseLog] = {}
@@ -119,6 +119,13 @@ def _split(texts: Texts, held_out: Texts | None) -> tuple[Texts, Texts]:
         return texts, texts
     used = [text for number, text in enumerate(texts) if number % HELD_OUT]
     return used, texts[::HELD_OUT]  # type: ignore[return-value]
+
+
+def _spread(texts: Texts, count: int) -> Texts:
+    """So many of the texts, from all over them."""
+    if count < 1:
+        raise ArgumentError(f"calibrate_on must be at least 1, got {count}")
+    return texts[:: max(1, len(texts) // count)][:count]
 
 
 def _family(model: nn.Module, tokenizer: Any, rule: Rule, max_length: int) -> Family:

@@ -1,7 +1,8 @@
 """Our own encoder-decoder: the student is an ordinary ReLUFormer, with `learn_offset` where the rule has a use for it.
 
-The scale goes into the query projection, the centre into the bias of the keys, and the
-offset is a parameter of the read, so that a saved student is a run like any other.
+The scale goes into the query projection, as does a gamma that the teacher learned, the centre
+into the bias of the keys, and the offset is a parameter of the read, so that a saved student
+is a run like any other.
 """
 
 from __future__ import annotations
@@ -59,7 +60,11 @@ class ReLUFormerFamily(Family):
         student = ReLUFormer(self.teacher.config.replace(**rules, learn_offset=shifts_matter(self.rule)))
         state = {name: value for name, value in self.teacher.state_dict().items() if not name.endswith("log_gamma")}
         student.load_state_dict(state, strict=False)
-        return student.to(self.teacher.output_embedding.weight).eval()
+        student.to(self.teacher.output_embedding.weight).eval()
+        for name, attention in _attentions(self.teacher).items():
+            if attention.log_gamma is not None:
+                _scale_queries(_attentions(student)[name], attention.inverse_gamma().flatten())
+        return student
 
     @contextmanager
     def teaching(self) -> Iterator[None]:
@@ -78,7 +83,8 @@ class ReLUFormerFamily(Family):
                 visible = Visibility(q.size(2), keys.size(2), q.device, module.causal, mask).dense()
                 if visible is None:
                     visible = torch.ones(1, 1, 1, 1, dtype=torch.bool)
-                found[name] = ReadSample(q, keys, values, visible, rows, q.size(3) ** -0.5, module.rule, module.bias)
+                sample = ReadSample(q, keys, values, visible, rows, q.size(3) ** -0.5, module.rule, module.bias)
+                found[name] = sample.in_float32()
 
             return keep
 
@@ -101,11 +107,10 @@ class ReLUFormerFamily(Family):
         for name, fit in fits.items():
             attention = attentions[name]
             scale = fit.log_scale.exp()
-            for parameter in (attention.query.weight, attention.query.bias):
-                parameter.mul_(scale.repeat_interleave(fit.centre.size(1)).view(-1, *[1] * (parameter.ndim - 1)))
+            _scale_queries(attention, scale)
             attention.key_value.bias[: fit.centre.numel()] -= fit.centre.flatten()
             if attention.read.offset is not None:
-                attention.read.offset.copy_(scale * fit.offset)
+                attention.read.offset.add_(fit.offset).mul_(scale)  # it has the teacher's, if that had one
 
     def attention_losses(self, student: nn.Module, batch: Batch) -> list[Tensor]:
         assert isinstance(student, ReLUFormer)
@@ -172,6 +177,14 @@ def _attentions(model: ReLUFormer) -> dict[str, Attention]:
                 if sublayer is not None and isinstance(sublayer.layer, Attention):
                     found[f"{side}.{i}.{kind}"] = sublayer.layer
     return found
+
+
+@torch.no_grad()
+def _scale_queries(attention: Attention, factors: Tensor) -> None:
+    """Multiply the scores of each head by its factor (H)."""
+    by_row = factors.repeat_interleave(attention.query.out_features // attention.heads)
+    attention.query.weight.mul_(by_row[:, None])
+    attention.query.bias.mul_(by_row)
 
 
 def _keep_states(into: list[tuple[Tensor, Tensor]], rows: Tensor) -> Any:

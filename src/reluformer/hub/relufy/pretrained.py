@@ -45,6 +45,10 @@ class PretrainedFamily(Family):
                 f"rule {rules.spec(rule)}: a model of transformers knows its rule by name alone, and scales are fitted "
                 f"anyway; pass rule='{rule.name}'"
             )
+        if any(isinstance(module, HeadScores) for module in teacher.modules()):
+            raise ArgumentError(
+                f"{type(teacher).__name__} was relufied already, and its fit would be lost; take the original model"
+            )
         _check_tokenizer(teacher, tokenizer)
         self.teacher: PreTrainedModel = teacher
         self.tokenizer, self.rule, self.max_length = tokenizer, rule, max_length
@@ -219,7 +223,8 @@ def _recorded(model: PreTrainedModel, seen: Seen) -> Iterator[None]:
         if visible is None:
             visible = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=q.device)
         rows = visible.new_ones(q.size(0), q.size(2))
-        seen(module, ReadSample(q, *for_each_head(query, key, value), visible, rows, scale, rule, bias))
+        sample = ReadSample(q, *for_each_head(query, key, value), visible, rows, scale, rule, bias)
+        seen(module, sample.in_float32())
         return attend(module, query, key, value, attention_mask, **options)
 
     AttentionInterface.register(RECORDED, record)

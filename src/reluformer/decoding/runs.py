@@ -1,0 +1,29 @@
+"""What makes a folder a run, told by its files alone: nothing is loaded to refuse another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from reluformer.errors import StorageError
+
+RECIPE, MODEL = "recipe.yaml", "config.json"
+ONNX = "onnx.json"
+"""What the folder of an ONNX export holds instead of a model."""
+_NAMED = 8
+
+
+def is_run(directory: Path) -> bool:
+    """Whether `directory` is that of a run, of a saved model or of an ONNX export."""
+    return any((directory / name).is_file() for name in (RECIPE, MODEL, ONNX))
+
+
+def refuse_folder_of_runs(directory: Path) -> None:
+    """Whoever names the folder that runs stand in, as `make demo` leaves one, is told their names."""
+    if not directory.is_dir() or is_run(directory):
+        return
+    names = sorted(path.name for path in directory.iterdir() if is_run(path))
+    if names:
+        more = ", ..." if len(names) > _NAMED else ""
+        raise StorageError(
+            f"{directory}: not a run, it holds the runs {', '.join(names[:_NAMED])}{more}; name one of them"
+        )
