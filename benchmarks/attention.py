@@ -41,7 +41,8 @@ from attention_inputs import (
     sparsity,
 )
 from contestants import FOUR_LINES, LeftOut, Read, contestant, holds_scores
-from measure import circumstances, interleaved, peak_memory, peak_resident, publish
+from measure import circumstances, peak_memory, peak_resident, publish
+from reluformer.timing import interleaved
 
 COPIES = {"forward": 4, "forward+backward": 8}
 """Score matrices that a contestant that holds them may need at once: what the memory limit is compared to."""

@@ -21,10 +21,11 @@ from torch import Tensor
 
 import reluformer as rf
 from attention_inputs import TrainedInputs, embedded_document
-from measure import circumstances, interleaved, publish
+from measure import circumstances, publish
 from reluformer.decoding.native_stepper import NativeBeams, NativeStepper
 from reluformer.errors import ReluformerError
 from reluformer.model import ReLUFormer
+from reluformer.timing import interleaved
 
 ATTENTION = ("encoder_attention", "decoder_attention", "cross_attention")
 

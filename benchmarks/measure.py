@@ -1,4 +1,4 @@
-"""Fair timing on a noisy machine: competitors take turns, and only ratios within a run are compared."""
+"""What every benchmark needs beside fair timing: memory, circumstances, a file for the results."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ import ctypes
 import json
 import os
 import platform
-import statistics
-import subprocess
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,49 +14,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler otherwise prints
 
 import torch
 
-import reluformer
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Seconds of one competitor: the median of its turns and the spread of the middle half."""
-
-    median: float
-    spread: float
-    """(third quartile - first quartile) / median."""
-
-
-def interleaved(
-    competitors: Mapping[str, Callable[[], object]], repeats: int, warmup: int = 1, seconds: float = 1.0
-) -> dict[str, Timing]:
-    """Time every competitor `repeats` times, one after the other in turns.
-
-    A call that is short is repeated within its turn, so that a turn takes a few
-    milliseconds; a competitor stops early once it has used `seconds` and three turns.
-    """
-    loops = {}
-    for name, call in competitors.items():
-        for _ in range(warmup):
-            call()
-        started = time.perf_counter()
-        call()
-        loops[name] = max(1, min(100, int(0.005 / (time.perf_counter() - started + 1e-9))))
-    turns: dict[str, list[float]] = {name: [] for name in competitors}
-    for turn in range(repeats):
-        for name, call in competitors.items():
-            if turn >= 3 and sum(turns[name]) * loops[name] > seconds:
-                continue
-            started = time.perf_counter()
-            for _ in range(loops[name]):
-                call()
-            turns[name].append((time.perf_counter() - started) / loops[name])
-    return {name: _timing(values) for name, values in turns.items()}
-
-
-def _timing(values: list[float]) -> Timing:
-    median = statistics.median(values)
-    quartiles = statistics.quantiles(values, n=4) if len(values) > 1 else [median] * 3
-    return Timing(median, (quartiles[2] - quartiles[0]) / median)
+from reluformer import timing
 
 
 def peak_memory(call: Callable[[], object]) -> int:
@@ -96,19 +50,9 @@ def _status_bytes(field: str) -> int:
 
 
 def circumstances() -> dict[str, Any]:
-    """What a reader must know to judge the numbers."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return {
-        "commit": commit.stdout.strip() or "unknown",
-        "reluformer": reluformer.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cpu": _cpu_name(),
-        "vector_instructions": torch.backends.cpu.get_cpu_capability(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "load": [round(load, 1) for load in os.getloadavg()],
-    }
+    """What a reader must know to judge the numbers, the processor and its load among it."""
+    load = [round(load, 1) for load in os.getloadavg()]
+    return {**timing.circumstances(), "cpu": _cpu_name(), "load": load}
 
 
 def _cpu_name() -> str:

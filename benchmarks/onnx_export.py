@@ -20,7 +20,7 @@ from typing import Any
 import onnxruntime
 import torch
 
-from measure import circumstances, interleaved, publish
+from measure import circumstances, publish
 from reluformer.data.tokenizer import BEGIN, END
 from reluformer.decoding.documents import padded
 from reluformer.decoding.translator import Translator, load
@@ -28,6 +28,7 @@ from reluformer.hub import onnx as exports
 from reluformer.hub.onnx import folder
 from reluformer.hub.onnx.stepper import OnnxStepper
 from reluformer.scoring import score
+from reluformer.timing import interleaved
 
 BEAM = 4
 COMPARED = 200

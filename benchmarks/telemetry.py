@@ -12,8 +12,9 @@ from pathlib import Path
 import torch
 
 import reluformer as rf
-from measure import circumstances, interleaved, publish
+from measure import circumstances, publish
 from reluformer.telemetry import Telemetry
+from reluformer.timing import interleaved
 
 
 def training_step(architecture: str, batch: int, length: int) -> Callable[[bool], None]:

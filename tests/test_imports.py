@@ -14,6 +14,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "reluformer"
 ORDER = [
     "errors",
     "files",
+    "timing",
     "rules",
     "config",
     "kernels",

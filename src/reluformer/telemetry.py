@@ -29,7 +29,7 @@ from reluformer.kernels.statistics import RowStats, row_stats
 from reluformer.layers import Attention, FeedForward, Sublayer, TokenRead, TokenSlots
 
 ONE_IN = 500
-"""The heaviest slots of a row are one in so many, 0.2 %; of a row with fewer slots than that, their mass says little."""
+"""The heaviest slots of a row are one in so many, 0.2 %; where a row has fewer slots, their mass says little."""
 
 
 @dataclass(frozen=True)

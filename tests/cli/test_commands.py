@@ -51,6 +51,28 @@ def test_study_with_a_rule_of_ones_own(tmp_path: Path, plugin: Path) -> None:
     assert "4 of 5 runs are done" in broken.stdout and "no_such_function" in broken.stdout.replace("\n", "")
 
 
+def test_bench_compares_rules_with_softmax() -> None:
+    shape = ("--length", "24", "--length", "128", "--heads", "1", "--width", "8", "--repeats", "1")
+    result = run("bench", *shape, "--causal", "--rule", "relu", "--rule", "sparsemax", "--json")
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(result.stdout)["bench"]
+    assert [(row["length"], row["rule"]) for row in rows] == [
+        (length, rule) for length in (24, 128) for rule in ("softmax", "relu", "sparsemax")
+    ]
+    assert {row["rule"]: row["impl"] for row in rows if row["rule"] != "relu"} == {
+        "softmax": "sdpa",
+        "sparsemax": "reference",
+    }
+    assert all(row[kind]["milliseconds"] > 0 for row in rows for kind in ("forward", "forward+backward"))
+    assert rows[0]["forward"]["times_as_fast"] == 1.0
+
+
+def test_bench_as_a_table() -> None:
+    result = run("bench", "--length", "16", "--heads", "1", "--width", "4", "--repeats", "1", "--rule", "relu")
+    assert result.returncode == 0, result.stderr
+    assert "as fast as softmax" in result.stdout and "sdpa" in result.stdout
+
+
 def test_study_lists_its_experiments() -> None:
     result = run("study", "--list")
     assert result.returncode == 0, result.stderr

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from reluformer.study import worker
 from reluformer.study.folder import StudyFolder
 from reluformer.study.plan import VERSION, Cell, Plan, Run
 from reluformer.study.runner import Options, Outlook, Runner
@@ -41,11 +40,6 @@ def test_a_process_that_was_killed_is_not_blamed_for_an_older_error(tmp_path: Pa
     folder.write_run(run)
     (folder.directory(run) / "worker.log").write_text("error: corpus not found\n")
     assert Runner(plan_of(run), folder, Options())._last_words(run.address, -9).startswith("killed by signal 9")
-
-
-def test_a_machine_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    assert worker.circumstances()["commit"] is None
 
 
 def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import typer
 
 from reluformer import __version__
 from reluformer.cli import (
+    bench,
     data,
     demo,
     doctor,
@@ -46,6 +47,7 @@ app.command(name="score")(score.score)
 app.command(name="evaluate")(evaluate.evaluate)
 app.command(name="inspect")(inspect.inspect)
 app.command(name="study")(study.study)
+app.command(name="bench")(bench.bench)
 app.command(name="export")(export.export)
 app.command(name="serve")(serve.serve)
 app.command(name="doctor")(doctor.doctor)

@@ -36,7 +36,9 @@ Plugins = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print figures as JSON.")]
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run, e.g. runs/demo/reluformer.", show_default=False)]
+Run = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Directory of a run, e.g. runs/demo/reluformer.", show_default=False)
+]
 Beam = Annotated[int | None, typer.Option("--beam", min=1, help="Hypotheses kept; 1 is greedy.", show_default=False)]
 LengthPenalty = Annotated[
     float | None, typer.Option("--length-penalty", min=0, help="0 prefers short translations.", show_default=False)

@@ -13,7 +13,7 @@ from reluformer.kernels.statistics import RowStats
 from reluformer.kernels.visibility import Visibility
 from reluformer.rules import RowCentered, Rule
 
-__all__ = ["IMPLEMENTATIONS", "Bias", "RowKeyBias", "RowStats", "Visibility", "availability", "run"]
+__all__ = ["IMPLEMENTATIONS", "Bias", "RowKeyBias", "RowStats", "Visibility", "availability", "fastest", "run"]
 
 IMPLEMENTATIONS = ("auto", "reference", "sdpa", "cpu", "triton")
 
@@ -32,7 +32,7 @@ def run(
     """Read with `impl`; "auto" takes the fastest that can do it."""
     if impl not in IMPLEMENTATIONS:
         raise UnknownNameError(f"unknown impl '{impl}'; {nearest(impl, IMPLEMENTATIONS)}")
-    chosen = _fastest(q, k, v, rule, visibility, bias, stats) if impl == "auto" else impl
+    chosen = fastest(q, k, v, rule, visibility, bias, stats) if impl == "auto" else impl
     if isinstance(rule, RowCentered) and chosen in ("cpu", "triton"):
         moved = centring_bias(q, k, rule, visibility, bias, scale)
         if moved is not None:
@@ -48,9 +48,7 @@ def run(
     return read(q, k, v, rule, visibility, bias, scale, stats)
 
 
-def _fastest(
-    q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None, stats: bool
-) -> str:
+def fastest(q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None, stats: bool) -> str:
     """The fastest implementation that can do it; those that are no operators of ONNX stay out of its graphs."""
     if torch.onnx.is_in_onnx_export():
         return "reference"

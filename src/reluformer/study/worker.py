@@ -7,25 +7,19 @@ A training that diverges is done: that is its result.
 from __future__ import annotations
 
 import argparse
-import os
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import reluformer
 from reluformer import files, rules
 from reluformer.errors import ReluformerError
 from reluformer.study import controls, examination, recall, speed, trainings, variance
 from reluformer.study.folder import BUSY, INTERRUPTED, StudyFolder, TakenError
 from reluformer.study.plan import Run
 from reluformer.study.trainings import Context, InterruptedRunError
+from reluformer.timing import circumstances
 
 KINDS: dict[str, Callable[[Run, Context], dict[str, Any]]] = {
     "training": trainings.run,
@@ -68,28 +62,6 @@ def work(folder: StudyFolder, address: str, data: Path | None) -> int:
     except InterruptedRunError:
         return INTERRUPTED
     return 0
-
-
-def circumstances() -> dict[str, Any]:
-    """What a reader must know to judge a result; nothing that names the machine or its folders."""
-    return {
-        "commit": _commit(),
-        "reluformer": reluformer.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "vector_instructions": torch.backends.cpu.get_cpu_capability(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-    }
-
-
-def _commit() -> str | None:
-    """That of this code; None where it is no clone, or nobody installed git."""
-    with suppress(FileNotFoundError):
-        command = ["git", "rev-parse", "--short", "HEAD"]
-        found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-        return found.stdout.strip() or None
-    return None
 
 
 def main() -> None:
