@@ -36,6 +36,8 @@ from reluformer.errors import ArgumentError, DataError, ReluformerError, Storage
 
 NO_PAUSE = Patience(attempts=3, timeout=5, pause=lambda seconds: None)
 
+unpacks = pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="unpacking needs Python 3.11.4")
+
 
 class Site:
     """A web server on this machine, and how it misbehaves."""
@@ -416,6 +418,7 @@ def test_multi30k(site: Site, tmp_path: Path) -> None:
     assert splits["train"][4][1:] == (("en 4",), ("de 4",))
 
 
+@unpacks
 def test_iwslt14(site: Site, tmp_path: Path) -> None:
     outcome = obtain(served(site, "iwslt14"), tmp_path, mirror=site.address, patience=NO_PAUSE)
     splits = documents_of(outcome)
@@ -446,6 +449,7 @@ def test_europarl7(site: Site, tmp_path: Path) -> None:
     assert left_out["test"] == {marked_text.MISALIGNED: {"count": 1, "places": ["maruf-test:1"]}}
 
 
+@unpacks
 def test_wmt14(site: Site, tmp_path: Path) -> None:
     outcome = obtain(served(site, "wmt14"), tmp_path, mirror=site.address, patience=NO_PAUSE)
     splits = documents_of(outcome)
@@ -466,6 +470,7 @@ def test_wmt14(site: Site, tmp_path: Path) -> None:
     }
 
 
+@unpacks
 def test_files_and_nothing_else_are_left(site: Site, tmp_path: Path) -> None:
     outcome = obtain(served(site, "wmt14"), tmp_path, mirror=site.address, patience=NO_PAUSE)
     assert outcome.directory == tmp_path / "wmt14"
@@ -507,6 +512,7 @@ def test_a_damaged_result_is_made_again_from_the_raw_files(site: Site, tmp_path:
     assert len(site.requests) == asked
 
 
+@unpacks
 def test_files_downloaded_by_hand_need_no_network(tmp_path: Path) -> None:
     raw = tmp_path / "iwslt14" / "raw"
     raw.mkdir(parents=True)
@@ -536,6 +542,7 @@ def test_a_file_put_there_by_hand_is_checked_and_never_deleted(site: Site, tmp_p
     assert site.requests == []
 
 
+@unpacks
 def test_an_unknown_checksum_is_trusted_once(site: Site, tmp_path: Path) -> None:
     dataset = served(site, "iwslt14")
     outcome = obtain(dataset, tmp_path, mirror=site.address, patience=NO_PAUSE)
@@ -574,6 +581,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.
     return info
 
 
+@unpacks
 @pytest.mark.parametrize(
     "evil",
     [member("../a.txt"), member("b/../../a.txt"), member("a.txt", tarfile.SYMTYPE, "../../etc"), member("a", b"3")],
@@ -587,6 +595,15 @@ def test_an_archive_that_leaves_its_directory_is_refused(tmp_path: Path, evil: t
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.tgz", "inside"]
 
 
+def test_a_python_that_cannot_unpack_safely_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    archive = tmp_path / "a.tgz"
+    archive.write_bytes(hostile(member("a.txt")))
+    with pytest.raises(DataError, match=r"needs Python 3\.11\.4 or newer"):
+        extract(archive, ["a.txt"], tmp_path)
+
+
+@unpacks
 def test_a_hostile_archive_stops_the_conversion(site: Site, tmp_path: Path) -> None:
     dataset = served(site, "iwslt14")
     site.files[next(iter(site.files))] = hostile(member("../../train.tags.de-en.de"))
@@ -595,6 +612,7 @@ def test_a_hostile_archive_stops_the_conversion(site: Site, tmp_path: Path) -> N
     assert sorted(path.name for path in (tmp_path / "iwslt14").iterdir()) == [RECORD, "raw"]
 
 
+@unpacks
 def test_only_what_was_asked_for_is_unpacked(tmp_path: Path) -> None:
     (tmp_path / "a.tgz").write_bytes(packed({"x/a": "1", "x/b": "2"}))
     assert extract(tmp_path / "a.tgz", ["b"], tmp_path) == {"b": tmp_path / "x" / "b"}
@@ -603,6 +621,7 @@ def test_only_what_was_asked_for_is_unpacked(tmp_path: Path) -> None:
         extract(tmp_path / "a.tgz", ["b", "c"], tmp_path)
 
 
+@unpacks
 @pytest.mark.parametrize("content", [b"", b"<html>not found</html>", packed({"a": "text" * 999})[:-30]])
 def test_a_damaged_archive(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.tgz").write_bytes(content)
@@ -640,6 +659,7 @@ def test_markup_that_is_not_there(tmp_path: Path, read: Any, text: str, message:
         read(tmp_path / "a")
 
 
+@unpacks
 def test_the_result_is_the_same_bytes_every_time(site: Site, tmp_path: Path) -> None:
     dataset = served(site, "iwslt14")
     once, again = (

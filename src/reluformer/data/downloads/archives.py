@@ -16,6 +16,8 @@ def extract(archive: Path, names: Iterable[str], directory: Path) -> dict[str, P
 
     An archive with a member that would end up elsewhere, or a link that points elsewhere, is refused whole.
     """
+    if not hasattr(tarfile, "data_filter"):
+        raise DataError(f"{archive}: unpacking what strangers packed needs Python 3.11.4 or newer; unpack it elsewhere")
     wanted = set(names)
     found: dict[str, Path] = {}
     try:
