@@ -112,8 +112,8 @@ class RowCentered(Rule):
         level = mean + spread * sqrt(variance + FLOOR) + threshold + growth * log n      over the n visible scores
 
     Like softmax it ignores what all scores of a row have in common, so no row lies below its threshold as a whole; with
-    a spread, what weighs nothing is decided by the row's own contrast (and a row dies only if a few slots lie so far
-    below all others that these do not stand out). Mean and variance follow from the query and from
+    a spread, what weighs nothing is decided by the row's own contrast (and a row dies only if a few slots score so
+    far below the rest that the rest no longer rises above the level). Mean and variance follow from the query and from
     plain sums over the keys that it sees, so no second look at the scores is needed (`kernels/moments.py`).
     """
 
