@@ -194,6 +194,8 @@ class _Shown:
     def __init__(self, plan: Plan, folder: StudyFolder, console: Console, jobs: int) -> None:
         self._plan, self._folder, self._console, self._jobs = plan, folder, console, jobs
         self._told: dict[str, str] = {}
+        self._first: dict[str, tuple[float, float]] = {}
+        """When a run was first seen here, and the share that it had from before."""
 
     def table(self, outlook: Outlook) -> Group:
         from reluformer.training.progress import duration
@@ -232,10 +234,11 @@ class _Shown:
             result = self._folder.result(address) if state == "done" else None
             if result is not None:
                 pace.setdefault(_class(self._plan, address), []).append(seconds_of(result))
-            elif state == "running" and (share := self._folder.progress(address).get("share", 0)) > 0.05:
-                pace.setdefault(_class(self._plan, address), []).append(
-                    (time.monotonic() - outlook.started[address]) / share
-                )
+            elif state == "running":
+                now, share = time.monotonic(), float(self._folder.progress(address).get("share", 0))
+                began, had = self._first.setdefault(address, (now, share))
+                if share - had > 0.05:
+                    pace.setdefault(_class(self._plan, address), []).append((now - began) / (share - had))
         if not pace:
             return None
         overall = [seconds for found in pace.values() for seconds in found]

@@ -58,6 +58,9 @@ def test_a_translator_of_our_own_is_a_run(make_translator, tokenizer, pairs, tmp
     with torch.no_grad():
         assert torch.equal(translator.model(ids, ids).logits, student(ids, ids).logits)
     assert len(translator.translate(["the cat"])) == 1 and translator.config.beam == 2
+    with pytest.raises(ArgumentError, match="is the run of the teacher"):
+        save_run(student, run / ".." / "softmax", like=run)
+    assert rf.load(run).config.beam == 2
     from reluformer.training.run import RunDirectory
 
     saved = RunDirectory(relufied)

@@ -104,6 +104,8 @@ def save_run(student: ReLUFormer, directory: str | Path, like: str | Path, repor
     The recipe names the student's rules, so `translate`, `evaluate` and `serve` take the run as any other.
     """
     like, run = Path(like), RunDirectory(directory)
+    if run.path.resolve() == like.resolve():
+        raise ArgumentError(f"{run.path}: is the run of the teacher, which would be lost; choose another directory")
     recipe = load_yaml(Recipe, like / "recipe.yaml")
     tokenizer = Tokenizer.load(like)
     changes = {
