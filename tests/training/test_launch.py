@@ -48,6 +48,31 @@ def test_a_finished_run_can_be_made_longer(make_recipe: Any, prepared: Path, tmp
     assert longer == at_once
 
 
+def test_a_corpus_may_move_but_not_change(make_recipe: Any, corpus: dict[str, Any], tmp_path: Path) -> None:
+    def moved(name: str, more: str = "") -> dict[str, Any]:
+        """The same corpus in a folder of its own."""
+        splits = {}
+        for split in ("train", "valid"):
+            sides = {side: tmp_path / name / f"{split}.{side}" for side in ("src", "tgt")}
+            for side, path in sides.items():
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(Path(corpus[split][side]).read_text(encoding="utf-8") + more, encoding="utf-8")
+            splits[split] = {"documents": "line", **sides}
+        return splits
+
+    run(make_recipe(updates=4, data=moved("here")), tmp_path / "run", None)
+    run(make_recipe(updates=8, data=moved("there")), tmp_path / "run", None)
+    run(make_recipe(updates=8), tmp_path / "at once", None)
+    in_parts, at_once = (
+        [event["loss"] for event in RunDirectory(tmp_path / name).log.events("train")] for name in ("run", "at once")
+    )
+    assert in_parts == at_once
+    before = contents(tmp_path / "run" / "checkpoints")
+    with pytest.raises(ConfigError, match=r"the corpus is not the one that this run began with .*target_tokens"):
+        run(make_recipe(updates=12, data=moved("changed", "snow fell\n")), tmp_path / "run", None)
+    assert contents(tmp_path / "run" / "checkpoints") == before
+
+
 def test_without_resuming_a_run_starts_anew(make_recipe: Any, prepared: Path, tmp_path: Path) -> None:
     run(make_recipe(updates=4), tmp_path, prepared)
     assert run(make_recipe(updates=2, lr=0.1), tmp_path, prepared, resume=False).step == 2

@@ -105,7 +105,7 @@ def train(
             if finished:
                 return _finished(run, recipe, main)
             trainer, corpus = _trainer(recipe, run, accelerator, progress, evaluate, data)
-            start(trainer, recipe, initial, corpus.tokenizer, going_on)
+            start(trainer, recipe, initial, corpus, going_on)
             return _run(trainer, run, corpus.tokenizer)
     finally:
         progress.close()

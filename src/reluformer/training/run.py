@@ -107,7 +107,7 @@ class RunDirectory:
         files.write_text(self.path / "recipe.yaml", text)
 
     def check_continues(self, recipe: Recipe) -> None:
-        """Refuse to go on with another recipe, naming the keys that differ."""
+        """Refuse to go on with another recipe, naming the keys that differ; files may have moved."""
         old, new = (_flat(r.model_dump(mode="json")) for r in (self.recipe(), recipe))
         free = {f"training.{key}" for key in FREE_TO_CHANGE}
         if recipe.training.schedule == "cosine":
@@ -115,7 +115,10 @@ class RunDirectory:
         differing = [
             f"{key} ({old.get(key)} -> {new.get(key)})"
             for key in sorted(old.keys() | new.keys())
-            if old.get(key) != new.get(key) and key not in free and not key.startswith("decoding.")
+            if old.get(key) != new.get(key)
+            and key not in free
+            and not key.startswith("decoding.")
+            and not _is_place(key)
         ]
         if differing:
             raise ConfigError(
@@ -210,6 +213,11 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def _is_place(key: str) -> bool:
+    """Whether it says where a file of the corpus is, not what it holds."""
+    return key.startswith("data.") and key.rpartition(".")[2] in ("path", "src", "tgt")
 
 
 def _delete(path: Path) -> None:

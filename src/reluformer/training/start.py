@@ -5,10 +5,13 @@ Whatever can fail is tried first. Only then is an earlier run here deleted, or g
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from reluformer import storage
 from reluformer.config.recipe import Recipe
+from reluformer.data.prepared import PreparedCorpus
 from reluformer.data.tokenizer import Tokenizer
 from reluformer.errors import ConfigError, StorageError
 from reluformer.model import ReLUFormer
@@ -60,21 +63,38 @@ def check_beginning(run: RunDirectory, init_from: Path | None) -> None:
     storage.load_config(init_from)  # says what the directory is, if it is no model
 
 
-def start(trainer: Trainer, recipe: Recipe, init_from: Path | None, tokenizer: Tokenizer, going_on: bool) -> None:
+def start(trainer: Trainer, recipe: Recipe, init_from: Path | None, corpus: PreparedCorpus, going_on: bool) -> None:
     """Give the trainer its state, and then the directory to its run."""
+    held = {
+        "tokenizer": corpus.tokenizer.fingerprint[:12],
+        "target_tokens": corpus.summary.splits["train"].target_tokens,
+    }
+    if going_on:
+        _check_corpus(trainer.run, held)
     checkpoint = _newest_checkpoint(trainer) if going_on else None
     if checkpoint is not None:
         trainer.restore(checkpoint)
         trainer.progress.message(f"going on after update {checkpoint.step}")
     elif init_from is not None:
-        _load_initial(trainer, init_from, tokenizer)
+        _load_initial(trainer, init_from, corpus.tokenizer)
     trainer.processes.wait()
     if trainer.processes.is_main:
         if checkpoint is None:
-            _begin(trainer, recipe)
+            _begin(trainer, recipe, held)
         else:
             _go_on(trainer, recipe)
     trainer.processes.wait()
+
+
+def _check_corpus(run: RunDirectory, held: Mapping[str, Any]) -> None:
+    """Files may move between two parts of a training, but what they hold must stay."""
+    began = [event["corpus"] for event in run.log.events("start") if "corpus" in event]
+    if began and began[0] != held:
+        differing = ", ".join(f"{key} {began[0].get(key)} -> {value}" for key, value in held.items())
+        raise ConfigError(
+            f"{run.path}: the corpus is not the one that this run began with ({differing}); give it back its files, or "
+            "begin anew with --fresh, which deletes the run"
+        )
 
 
 def _newest_checkpoint(trainer: Trainer) -> Checkpoint:
@@ -105,11 +125,12 @@ def _load_initial(trainer: Trainer, directory: Path, tokenizer: Tokenizer) -> No
         trainer.average.reset()
 
 
-def _begin(trainer: Trainer, recipe: Recipe) -> None:
+def _begin(trainer: Trainer, recipe: Recipe, corpus: Mapping[str, Any]) -> None:
     run, feed = trainer.run, trainer.feed
     run.begin(recipe)
     run.set_status("running")
-    run.log.append("start", 0, padding=feed.plan.padding, updates_per_epoch=feed.updates_per_epoch)
+    figures = {"padding": feed.plan.padding, "updates_per_epoch": feed.updates_per_epoch}
+    run.log.append("start", 0, **figures, corpus=corpus)
     trainer.progress.message(f"batches hold {feed.plan.padding:.1%} padding")
 
 
