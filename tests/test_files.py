@@ -21,6 +21,13 @@ def test_two_may_write_one_file_at_the_same_time(tmp_path: Path) -> None:
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("run.json", b"{}")]
 
 
+def test_what_a_kill_left_is_deleted_by_the_next_who_is_alone(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.3f080efa.partial").write_bytes(b"half")
+    (tmp_path / "model.safetensors").write_bytes(b"whole")
+    with alone_in(tmp_path):
+        assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
 def test_a_second_one_is_told_where_it_is_not_to_wait(tmp_path: Path) -> None:
     with alone_in(tmp_path / "new"), pytest.raises(StorageError, match="new: somebody is here"):
         alone_in(tmp_path / "new", busy="somebody is here").__enter__()

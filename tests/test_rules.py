@@ -165,6 +165,27 @@ class TestARuleOfOnesOwn:
         assert rules.load_plugin(plugin) == ("gelu_mean",)
         self.use_everywhere("gelu_mean")
 
+    def test_plugins_of_one_file_name_do_not_take_each_others_place(self, tmp_path: Path) -> None:
+        source = "from reluformer import rules\n@rules.register('mine')\ndef mine(scores, n): return scores.relu()"
+        for folder in ("a", "b"):
+            (tmp_path / folder).mkdir()
+            (tmp_path / folder / "my_rules.py").write_text(source)
+        assert rules.load_plugin(tmp_path / "a" / "my_rules.py") == ("mine",)
+        with pytest.raises(ArgumentError, match="registered already"):
+            rules.load_plugin(tmp_path / "b" / "my_rules.py")
+
+    def test_numbers_of_ones_own_rule_are_checked(self) -> None:
+        @rules.register("kth")
+        @dataclass(frozen=True)
+        class Kth(rules.ReluPlain):
+            k: int = 3
+            t: float = 1
+
+        assert rules.get({"name": "kth", "k": "4", "t": 0.5}) == Kth(4, 0.5)
+        assert type(rules.get({"name": "kth", "k": "4"}).k) is int  # type: ignore[attr-defined]
+        with pytest.raises(ArgumentError, match="rule 'kth': k must be a finite number, got 'three'"):
+            rules.get({"name": "kth", "k": "three"})
+
     def test_a_plugin_with_a_dataclass_and_postponed_annotations(self, tmp_path: Path) -> None:
         plugin = tmp_path / "shifted.py"
         plugin.write_text(
@@ -238,6 +259,15 @@ class TestARuleOfOnesOwn:
         self.install(tmp_path, monkeypatch, source, "part = their_rules:relu_part")
         assert "relu_part" in rules.names()
         assert "part" not in rules.names()
+
+    def test_an_entry_point_that_asks_for_the_rules_itself(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        source = (
+            "from reluformer import rules\nknown = rules.names()\n\ndef mine(scores, n):\n    return scores.relu()\n"
+        )
+        self.install(tmp_path, monkeypatch, source, "asking = their_rules:mine")
+        assert "asking" in rules.names()
 
     def test_a_broken_entry_point_says_so_each_time(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.install(tmp_path, monkeypatch, "import no_such_module_here", "mine = their_rules:mine")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from reluformer import timing
@@ -28,3 +31,10 @@ def test_contestants_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_machine_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert timing.circumstances()["commit"] is None
+
+
+def test_a_clone_of_something_else_is_not_taken_for_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for prefix, commit in (("src/reluformer/", "abc1234"), ("lib/reluformer/", None)):
+        answer = subprocess.CompletedProcess([], 0, stdout=f"{prefix}\nabc1234\n")
+        monkeypatch.setattr(timing.subprocess, "run", lambda *_, answer=answer, **__: answer)
+        assert timing.circumstances()["commit"] == commit

@@ -60,9 +60,16 @@ def read_json(path: Path, *, what: str, version: int) -> dict[str, Any]:
     return dict(values)
 
 
+def delete_partial(directory: Path) -> None:
+    """Delete what killed processes left half written; nobody else may be writing here."""
+    for path in directory.glob("*.partial"):
+        if path.is_file():
+            path.unlink(missing_ok=True)
+
+
 @contextmanager
 def alone_in(directory: Path, *, busy: str | None = None) -> Iterator[None]:
-    """Hold the lock of a directory, which is made if need be; it ends with the process.
+    """Hold the lock of a directory, which is made if need be and freed of partial files; it ends with the process.
 
     A second process waits for the first, or where it is not to wait, gets an error that says `busy`.
     """
@@ -79,6 +86,7 @@ def alone_in(directory: Path, *, busy: str | None = None) -> Iterator[None]:
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if busy is None else fcntl.LOCK_NB))
+            delete_partial(directory)
         except BlockingIOError:
             raise StorageError(f"{directory}: {busy}") from None
         except OSError:

@@ -74,9 +74,11 @@ def circumstances() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """That of this code; None where it is no clone, or nobody installed git."""
-    with suppress(FileNotFoundError):
-        command = ["git", "rev-parse", "--short", "HEAD"]
-        found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-        return found.stdout.strip() or None
+    """That of this code; None where it is no clone of it, or nobody installed git."""
+    here = Path(__file__).parent
+    with suppress(FileNotFoundError):  # where git is not; an installed package may lie in a clone of something else
+        command = ["git", "rev-parse", "--show-prefix", "--short", "HEAD"]
+        found = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
+        prefix, _, commit = found.stdout.strip().partition("\n")
+        return commit if prefix == "src/reluformer/" else None
     return None

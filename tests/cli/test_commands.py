@@ -59,7 +59,7 @@ def test_bench_compares_rules_with_softmax() -> None:
     assert [(row["length"], row["rule"]) for row in rows] == [
         (length, rule) for length in (24, 128) for rule in ("softmax", "relu", "sparsemax")
     ]
-    assert {row["rule"]: row["impl"] for row in rows if row["rule"] != "relu"} == {
+    assert {row["rule"]: row["forward"]["impl"] for row in rows if row["rule"] != "relu"} == {
         "softmax": "sdpa",
         "sparsemax": "reference",
     }

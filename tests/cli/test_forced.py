@@ -50,6 +50,15 @@ def test_score_of_a_given_translation(run: Path, invoke: Invoke, tmp_path: Path)
     assert figures["perplexity"] == pytest.approx(math.exp(-expected.total / len(expected.tokens)), rel=1e-3)
 
 
+def test_the_format_of_the_source_is_not_that_of_the_translation(run: Path, invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "source").write_text("\n".join(SOURCE), encoding="utf-8")
+    (tmp_path / "given.txt").write_text("\n".join(TARGET), encoding="utf-8")
+    expected = load(run).score([SOURCE], [TARGET])[0]
+    arguments = ("--format", "tsv", "--score", tmp_path / "given.txt", "--json")
+    figures = json.loads(invoke("translate", run, tmp_path / "source", *arguments).stdout)
+    assert figures["total"] == pytest.approx(expected.total, abs=1e-3)
+
+
 def test_blank_sentences_are_in_nobodys_way(run: Path, judge: Callable[..., Any]) -> None:
     expected = load(run).score([SOURCE], [TARGET])[0]
     (found,) = judge([[SOURCE[0], "", SOURCE[1]]], [[TARGET[0], " ", TARGET[1]]])["documents"]

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from reluformer import storage
@@ -96,6 +99,13 @@ def test_directories_that_hold_no_translator(run, tmp_path, make_model):
     (run / "tokenizer.json").unlink()
     with pytest.raises(StorageError, match="holds a model but no tokenizer"):
         load(run)
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="needs a user who may not see everything")
+def test_a_folder_that_cannot_be_seen_into_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "private").mkdir(mode=0)
+    with pytest.raises(StorageError, match="so it is not a saved model"):
+        load(tmp_path)
 
 
 def test_a_folder_of_runs_is_told_their_names(run):

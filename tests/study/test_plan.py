@@ -141,3 +141,20 @@ def test_another_version_of_a_plugin_is_another_run(tmp_path: Path, monkeypatch:
         for cell in make_plan(["ffn"], "small", 1).cells
         if cell.labels["rule"] != "mine"
     }
+
+
+def test_a_plugin_is_known_to_what_a_training_starts_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = experiment.load("variance")
+    part = one.parts["training"]
+    choices = {**part.grid["rule"].choices, "mine": {"model.attention": "of_a_plugin"}}
+    grown = part.replace(grid={"rule": part.grid["rule"].replace(choices=choices)})
+    monkeypatch.setattr(experiment, "load", lambda name: one.replace(parts={**one.parts, "training": grown}))
+    monkeypatch.setattr(registry, "from_plugins", lambda: ("of_a_plugin",))
+    plugin = tmp_path / "my_rules.py"
+    starts = []
+    for text in ("first = 1", "second = 2"):
+        plugin.write_text(text)
+        cells = make_plan(["variance"], "small", 1, parts=["training"], plugins=[plugin]).cells
+        found = {cell.labels["rule"]: cell.runs[0].start for cell in cells}
+        starts.append({rule: start.address for rule, start in found.items() if start is not None})
+    assert {rule for rule in starts[0] if starts[0][rule] != starts[1][rule]} == {"mine"}

@@ -68,9 +68,17 @@ def test_a_corpus_may_move_but_not_change(make_recipe: Any, corpus: dict[str, An
     )
     assert in_parts == at_once
     before = contents(tmp_path / "run" / "checkpoints")
-    with pytest.raises(ConfigError, match=r"the corpus is not the one that this run began with .*target_tokens"):
-        run(make_recipe(updates=12, data=moved("changed", "snow fell\n")), tmp_path / "run", None)
+    changed = moved("changed", "snow fell\n")
+    for split in ("train", "valid"):
+        with pytest.raises(ConfigError, match=rf"the corpus is not the one that this run began with .*{split}_tokens"):
+            run(make_recipe(updates=12, data={**moved("there"), split: changed[split]}), tmp_path / "run", None)
     assert contents(tmp_path / "run" / "checkpoints") == before
+    assert run(make_recipe(updates=8), tmp_path / "run", None).step == 8
+    assert RunDirectory(tmp_path / "run").recipe() == make_recipe(updates=8), "a finished run follows its corpus"
+    log = RunDirectory(tmp_path / "run").log
+    log.path.write_text(log.path.read_text(encoding="utf-8").replace('"corpus"', '"unknown"'), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"another recipe; different: data\.train\.src"):
+        run(make_recipe(updates=12, data=moved("there")), tmp_path / "run", None)
 
 
 def test_without_resuming_a_run_starts_anew(make_recipe: Any, prepared: Path, tmp_path: Path) -> None:

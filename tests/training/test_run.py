@@ -33,6 +33,8 @@ def test_limits_may_change_on_the_way(make_recipe: Any, tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.begin(make_recipe())
     run.check_continues(make_recipe(updates=100, patience=3, checkpoint_every=7))
+    spelled_out = dict.fromkeys(("encoder_attention", "decoder_attention", "cross_attention"), "relu")
+    run.check_continues(make_recipe(model={"architecture": "transformer", **spelled_out}))
     assert run.exists
 
 

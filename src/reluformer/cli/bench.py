@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -73,14 +74,17 @@ def _rows(names: list[str], shape: tuple[int, int, int, int], causal: bool, repe
         {
             "length": shape[2],
             "rule": name,
-            "impl": _implementation(name, shape, causal),
-            **{kind: _figures(times[kind][name], times[kind][BASE]) for kind in PASSES},
+            **{
+                kind: {"impl": _implementation(name, shape, causal, kind), **_figures(found, name)}
+                for kind, found in times.items()
+            },
         }
         for name in names
     ]
 
 
-def _figures(own: Timing, base: Timing) -> dict[str, float]:
+def _figures(times: Mapping[str, Timing], name: str) -> dict[str, float]:
+    own, base = times[name], times[BASE]
     return {
         "milliseconds": round(own.median * 1e3, 3),
         "spread": round(own.spread, 3),
@@ -92,7 +96,7 @@ def _tensors(shape: tuple[int, int, int, int]) -> tuple[Tensor, ...]:
     import torch
 
     generator = torch.Generator().manual_seed(0)
-    return tuple(torch.randn(shape, generator=generator, requires_grad=True) for _ in range(3))
+    return tuple(torch.randn(shape, generator=generator) for _ in range(3))
 
 
 def _call(rule: str, shape: tuple[int, int, int, int], causal: bool, kind: str) -> Callable[[], object]:
@@ -100,12 +104,11 @@ def _call(rule: str, shape: tuple[int, int, int, int], causal: bool, kind: str) 
 
     from reluformer.memory import read
 
-    q, k, v = _tensors(shape)
+    q, k, v = (tensor.requires_grad_(kind != "forward") for tensor in _tensors(shape))
     probe = torch.ones(shape)
 
     def forward() -> object:
-        with torch.no_grad():
-            return read(q, k, v, rule=rule, causal=causal)
+        return read(q, k, v, rule=rule, causal=causal)
 
     def both() -> object:
         return torch.autograd.grad(read(q, k, v, rule=rule, causal=causal), (q, k, v), probe)
@@ -113,25 +116,27 @@ def _call(rule: str, shape: tuple[int, int, int, int], causal: bool, kind: str) 
     return forward if kind == "forward" else both
 
 
-def _implementation(rule: str, shape: tuple[int, int, int, int], causal: bool) -> str:
+def _implementation(rule: str, shape: tuple[int, int, int, int], causal: bool, kind: str) -> str:
     from reluformer import kernels, rules
 
-    q, k, v = _tensors(shape)
+    q, k, v = (tensor.requires_grad_(kind != "forward") for tensor in _tensors(shape))
     visibility = kernels.Visibility(shape[2], shape[2], q.device, causal)
     return kernels.fastest(q, k, v, rules.get(rule), visibility, None, False)
 
 
 def _table(rows: list[dict[str, Any]], shape: str) -> Table:
-    caption = "milliseconds, and how many times as fast as softmax (×)"
-    table = Table(title=f"One read, {shape}", title_justify="left", caption=caption, caption_justify="left")
-    for column in ("tokens", "rule", "done by", "forward", "×", "and backward", "×"):
+    caption = "Milliseconds; × is how many times as fast as softmax."
+    title = f"One read, {shape}"
+    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=box.SIMPLE_HEAD)
+    for column in ("tokens", "rule", "forward", "×", "and back", "×", "done by"):
         table.add_column(column, justify="left" if column in ("rule", "done by") else "right", no_wrap=True)
     for before, row in zip([None, *rows], rows, strict=False):
         if before is not None and before["length"] != row["length"]:
             table.add_section()
-        table.add_row(str(row["length"]), row["rule"], row["impl"], *(c for kind in PASSES for c in _cells(row[kind])))
+        done_by = ", ".join(dict.fromkeys(row[kind]["impl"] for kind in PASSES))
+        table.add_row(str(row["length"]), row["rule"], *(c for kind in PASSES for c in _cells(row[kind])), done_by)
     return table
 
 
-def _cells(figures: dict[str, float]) -> tuple[str, str]:
+def _cells(figures: dict[str, Any]) -> tuple[str, str]:
     return f"{figures['milliseconds']:,.2f}", f"{figures['times_as_fast']:.2f}"

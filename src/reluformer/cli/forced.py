@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,8 @@ def _targets(path: Path, layouts: Layouts) -> list[tuple[str, ...]]:
 
     if is_jsonl(path):
         return [tuple(sentence for sentence in document if sentence.strip()) for document in read_hypotheses(path)]
+    if layouts.format is not None and isinstance(layouts.of(path), Tsv | Catalogue):
+        layouts = replace(layouts, format=None)  # that was said of the source
     layout = layouts.of(path)
     if isinstance(layout, Tsv | Jsonl | Catalogue):
         raise DataError(

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from pydantic import ConfigDict, model_validator
 
+from reluformer import rules
 from reluformer.config.base import Config
 from reluformer.config.data import DataConfig
 from reluformer.config.decoding import DecodingConfig
@@ -30,7 +31,10 @@ class ModelRecipe(Config):
         if "vocab_size" in changes:
             raise ValueError("vocab_size comes from the tokenizer; set data.tokenizer.vocab_size")
         try:
-            valid = self.with_vocabulary(2**31 - 1).model_dump(mode="json")
+            model = self.with_vocabulary(2**31 - 1)
+            for rule in model.rules():
+                rules.spec(rule)
+            valid = model.model_dump(mode="json")
         except ReluformerError as error:
             raise ValueError(str(error)) from None
         changes.update({name: valid[name] for name in changes})  # as plain data, rule objects too

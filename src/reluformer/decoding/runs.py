@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from reluformer.errors import StorageError
@@ -14,12 +15,12 @@ _NAMED = 8
 
 def is_run(directory: Path) -> bool:
     """Whether `directory` is that of a run, of a saved model or of an ONNX export."""
-    return any((directory / name).is_file() for name in (RECIPE, MODEL, ONNX))
+    return any(os.path.isfile(directory / name) for name in (RECIPE, MODEL, ONNX))  # False where it cannot be seen
 
 
 def refuse_folder_of_runs(directory: Path) -> None:
     """Whoever names the folder that runs stand in, as `make demo` leaves one, is told their names."""
-    if not directory.is_dir() or is_run(directory):
+    if not os.access(directory, os.R_OK) or not directory.is_dir() or is_run(directory):
         return
     names = sorted(path.name for path in directory.iterdir() if is_run(path))
     if names:

@@ -40,7 +40,7 @@ RELU, RELU_SQUARED, SIGMOID, RELU_EXP = range(4)
 # Where the kernel overtakes the reference: `python benchmarks/crossover.py` measures it anew.
 SCORES = 2**18
 """Scores (B H Tq Tk) of a read of all slots. With statistics, or where slots are hidden, which the kernel skips, it is
-ahead at any size."""
+ahead at any size, few queries aside."""
 FEW = 8
 """Up to so many queries the kernel reads slot by slot (problem.h). That path is for inference: the backward pass
 works on tiles, and the reference is faster there."""

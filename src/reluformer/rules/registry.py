@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import math
 import sys
@@ -126,14 +127,14 @@ def _checked(where: str, value: Any, default: Any) -> Any:
     if isinstance(default, bool):
         if not isinstance(value, bool):
             raise ArgumentError(f"{where} must be true or false, got {value!r}")
-    elif isinstance(default, float):
+    elif isinstance(default, int | float):
         try:
             number = math.nan if isinstance(value, bool) else float(value)
         except (TypeError, ValueError):
             number = math.nan
         if not math.isfinite(number):
             raise ArgumentError(f"{where} must be a finite number, got {value!r}")
-        return number
+        return int(number) if isinstance(default, int) and number.is_integer() else number
     return value
 
 
@@ -154,7 +155,8 @@ def load_plugin(path: str | Path) -> tuple[str, ...]:
     if not path.is_file():
         raise ArgumentError(f"--plugin {path}: no such file")
     before = set(_registry)
-    module_spec = importlib.util.spec_from_file_location(f"{PLUGIN_PREFIX}{path.stem}", path)
+    place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]  # two plugins may share a file name
+    module_spec = importlib.util.spec_from_file_location(f"{PLUGIN_PREFIX}{path.stem}_{place}", path)
     if module_spec is None or module_spec.loader is None:
         raise ArgumentError(f"--plugin {path}: not a Python file; its name must end in .py")
     module = sys.modules[module_spec.name] = importlib.util.module_from_spec(
@@ -181,10 +183,12 @@ def _load_entry_points() -> None:
     """Rules of installed packages: an entry point of the group names a function, class or module."""
     if _state["entry_points_loaded"]:
         return
+    _state["entry_points_loaded"] = True  # before: what is imported may ask for the names of rules itself
     for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
         try:
             definition = entry.load()  # a module registers its rules while it is imported
         except Exception as error:
+            _state["entry_points_loaded"] = False
             raise ArgumentError(
                 f"entry point '{entry.name} = {entry.value}' of {ENTRY_POINT_GROUP}: {type(error).__name__}: {error}; "
                 "mend or uninstall the package that brings it"
@@ -192,4 +196,3 @@ def _load_entry_points() -> None:
         if callable(definition) and not any(known is definition for known in _definitions.values()):
             if entry.name not in _registry:
                 register(entry.name)(definition)
-    _state["entry_points_loaded"] = True

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from reluformer.errors import ArgumentError, UnknownNameError, nearest
 from reluformer.rules import registry
@@ -161,8 +161,8 @@ def make_plan(
                     continue
                 for labels, changes in _cells(part, scale, rules):
                     added = labels.get("rule") not in part.grid["rule"].choices if "rule" in labels else False
-                    own = added or not plugged.isdisjoint(_texts(changes))
-                    runs = tuple(_runs(part, scale, labels, changes, seed, plugin if own else None))
+                    uses = _Uses(plugin, None if added else plugged)
+                    runs = tuple(_runs(part, scale, labels, changes, seed, uses))
                     plan.add(Cell(one.name, name, labels, seed, runs))
     if not plan.cells:
         raise ArgumentError(f"nothing to run at scale '{scale}' with these parts; some run only at another one")
@@ -181,8 +181,20 @@ def _cells(part: Part, scale: Scale, rules: Iterable[str]) -> Iterator[tuple[dic
         yield from part.replace(grid={**part.grid, "rule": grown}, scales=sizes).cells(scale)
 
 
+class _Uses(NamedTuple):
+    """The plugins of a plan, and the rules they brought; None: the run has one of them by definition."""
+
+    digest: str
+    rules: set[str] | None
+
+    def told(self, content: dict[str, Any]) -> dict[str, Any]:
+        """With the digest where it uses a rule of theirs, so that a changed plugin makes another run."""
+        uses = self.rules is None or not self.rules.isdisjoint(_texts(content))
+        return {**content, "plugin": self.digest} if uses else content
+
+
 def _runs(
-    part: Part, scale: Scale, labels: Mapping[str, str], changes: Changes, seed: int, plugin: str | None
+    part: Part, scale: Scale, labels: Mapping[str, str], changes: Changes, seed: int, plugin: _Uses
 ) -> Iterator[Run]:
     size = part.scales[scale]
     content = changed(experiments.setting(size.setting), {**size.set, **changes})
@@ -198,10 +210,8 @@ def _runs(
         start = changed(experiments.setting(size.after.setting), along)
         start.pop("examine", None)
         start["training"]["seed"] = seed
-        content["start"] = {"study": VERSION, "kind": part.kind, **start}
-    if plugin is not None:
-        content["plugin"] = plugin
-    run = Run({"study": VERSION, "kind": part.kind, **content})
+        content["start"] = plugin.told({"study": VERSION, "kind": part.kind, **start})
+    run = Run(plugin.told({"study": VERSION, "kind": part.kind, **content}))
     yield run
     if examine:
         yield Run({"study": VERSION, "kind": "examination", "of": run.content, **examine})

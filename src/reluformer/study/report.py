@@ -60,13 +60,12 @@ def _notes(plan: Plan, folder: StudyFolder) -> list[str]:
 
 def _corpora_that_differ(results: Sequence[Mapping[str, Any]]) -> list[str]:
     """What a corpus holds is no part of a run's address; runs on another one are not comparable."""
-    seen: dict[str, set[str]] = {}
+    seen: dict[tuple[str, str], set[str]] = {}
     for result in results:
         if result.get("data"):
-            name = result["run"]["dataset"]
-            kind = json.dumps([name, result["run"].get("data", {})], sort_keys=True)
-            seen.setdefault(kind, {name}).add(json.dumps(result["data"], sort_keys=True))
-    differing = sorted({json.loads(kind)[0] for kind, found in seen.items() if len(found) > 2})
+            kind = (result["run"]["dataset"], json.dumps(result["run"].get("data", {}), sort_keys=True))
+            seen.setdefault(kind, set()).add(json.dumps(result["data"], sort_keys=True))
+    differing = sorted({name for (name, _), found in seen.items() if len(found) > 1})
     return [
         f"Careful: runs on {name} were made with corpora that differ, and are compared all the same."
         for name in differing

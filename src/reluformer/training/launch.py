@@ -26,7 +26,7 @@ from reluformer.config.training import TrainingConfig
 from reluformer.data.prepare import prepare
 from reluformer.data.prepared import PreparedCorpus
 from reluformer.data.tokenizer import Tokenizer
-from reluformer.errors import ArgumentError, ConfigError, ReluformerError
+from reluformer.errors import ArgumentError, ConfigError, ReluformerError, StorageError
 from reluformer.model import ReLUFormer
 from reluformer.training import progress as shown
 from reluformer.training.averaging import mean_of
@@ -100,8 +100,7 @@ def train(
     progress = (progress or shown.for_terminal()) if main else SilentProgress()
     try:
         with run.alone() if main else nullcontext():
-            found = _look(run, recipe, resume, initial) if main else (False, False)
-            finished, going_on = Processes(accelerator).any(*found)
+            finished, going_on = _look_together(run, recipe, resume, initial, Processes(accelerator))
             if finished:
                 return _finished(run, recipe, main)
             trainer, corpus = _trainer(recipe, run, accelerator, progress, evaluate, data)
@@ -109,6 +108,22 @@ def train(
             return _run(trainer, run, corpus.tokenizer)
     finally:
         progress.close()
+
+
+def _look_together(
+    run: RunDirectory, recipe: Recipe, resume: bool, initial: Path | None, processes: Processes
+) -> list[bool]:
+    """What the first process finds in the directory, for all; if it refuses to start, nobody waits for it."""
+    found, refusal = (False, False), None
+    try:
+        if processes.is_main:
+            found = _look(run, recipe, resume, initial)
+    except ReluformerError as error:
+        refusal = error
+    *found_by_first, refused = processes.any(*found, refusal is not None)
+    if refused:
+        raise refusal or StorageError(f"{run.path}: the first process refused to start, and says why")
+    return found_by_first
 
 
 def _look(run: RunDirectory, recipe: Recipe, resume: bool, initial: Path | None) -> tuple[bool, bool]:
@@ -122,8 +137,8 @@ def _look(run: RunDirectory, recipe: Recipe, resume: bool, initial: Path | None)
 
 
 def _finished(run: RunDirectory, recipe: Recipe, main: bool) -> TrainingResult:
-    """The result that is there; of the recipe only the decoding may be another, and is kept for translations."""
-    if main and run.recipe().decoding != recipe.decoding:
+    """The result that is there; the recipe may decode otherwise, or name other places, and is kept for what follows."""
+    if main and run.recipe() != recipe:
         run.set_recipe(recipe)
     return TrainingResult(**run.status["result"])
 

@@ -107,8 +107,12 @@ class RunDirectory:
         files.write_text(self.path / "recipe.yaml", text)
 
     def check_continues(self, recipe: Recipe) -> None:
-        """Refuse to go on with another recipe, naming the keys that differ; files may have moved."""
-        old, new = (_flat(r.model_dump(mode="json")) for r in (self.recipe(), recipe))
+        """Refuse to go on with another recipe, naming the keys that differ.
+
+        Models are compared, not how a recipe spells them. Files may have moved where the log says what they held.
+        """
+        old, new = (_flat(_resolved(r)) for r in (self.recipe(), recipe))
+        knows_corpus = any("corpus" in event for event in self.log.events("start"))
         free = {f"training.{key}" for key in FREE_TO_CHANGE}
         if recipe.training.schedule == "cosine":
             free.discard("training.updates")  # it decides every learning rate
@@ -118,7 +122,7 @@ class RunDirectory:
             if old.get(key) != new.get(key)
             and key not in free
             and not key.startswith("decoding.")
-            and not _is_place(key)
+            and not (knows_corpus and _is_place(key))
         ]
         if differing:
             raise ConfigError(
@@ -129,6 +133,7 @@ class RunDirectory:
     def save_best(self, config: ModelConfig, weights: Mapping[str, Tensor], step: int) -> None:
         """Keep the weights of `step` as the best so far; best.json is there only while they are whole."""
         _delete(self.best / _BEST)
+        files.delete_partial(self.best)
         storage.save(self.best, config, weights)
         files.write_json(self.best / _BEST, {"step": step})
 
@@ -213,6 +218,12 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def _resolved(recipe: Recipe) -> dict[str, Any]:
+    """A recipe as plain data, its model with all sizes and rules."""
+    model = recipe.model_config_for(2**31 - 1).model_dump(mode="json")
+    return {**recipe.model_dump(mode="json"), "model": model}
 
 
 def _is_place(key: str) -> bool:

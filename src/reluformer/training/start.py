@@ -1,6 +1,7 @@
 """How a training starts: with what it finds in its directory, with given weights, or with random ones.
 
-Whatever can fail is tried first. Only then is an earlier run here deleted, or gone on with.
+Whatever can fail is tried first, on the prepared corpus, which is made anew where it must be. Only then is an earlier
+run here deleted, or gone on with.
 """
 
 from __future__ import annotations
@@ -65,9 +66,10 @@ def check_beginning(run: RunDirectory, init_from: Path | None) -> None:
 
 def start(trainer: Trainer, recipe: Recipe, init_from: Path | None, corpus: PreparedCorpus, going_on: bool) -> None:
     """Give the trainer its state, and then the directory to its run."""
-    held = {
-        "tokenizer": corpus.tokenizer.fingerprint[:12],
-        "target_tokens": corpus.summary.splits["train"].target_tokens,
+    held = {"tokenizer": corpus.tokenizer.fingerprint[:12]} | {
+        f"{split}_tokens": [figures.source_tokens, figures.target_tokens]
+        for split, figures in corpus.summary.splits.items()
+        if split != "test"
     }
     if going_on:
         _check_corpus(trainer.run, held)

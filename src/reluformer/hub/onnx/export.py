@@ -119,9 +119,7 @@ def _check_room(out: Path, force: bool) -> None:
 
 def _write_graphs(model: ReLUFormer, directory: Path, opset: int) -> float:
     """encoder.onnx and decoder.onnx, and how far they are from the model."""
-    config = model.config
-    rules = {rule.name for rule in (config.ffn, config.encoder_attention, config.decoder_attention)}
-    named = ", ".join(sorted(rules | {config.cross_attention.name}))
+    named = ", ".join(sorted({rule.name for rule in model.config.rules()}))
     way_out = "write the rule with operations of torch alone and without `if` on values, or use --to hf"
     try:
         trace(EncoderGraph(model), directory / ENCODER, opset)
