@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from reluformer.errors import ArgumentError, UnknownNameError
 from reluformer.rules import registry
 from reluformer.study import experiment
+from reluformer.study.experiment import Changes
 from reluformer.study.plan import Plan, Run, changed, make_plan
 from reluformer.study.runner import parse_shard
 
@@ -120,41 +122,34 @@ def test_a_wrong_shard_says_how_to_write_it(text: str) -> None:
         parse_shard(text)
 
 
-def test_another_version_of_a_plugin_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def with_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Plan]]:
+    """Plans of an experiment in which a part uses a plugin's rule as `mine`, for two versions of the plugin."""
+
+    def plans(name: str, part: str, changes: Changes) -> list[Plan]:
+        one = experiment.load(name)
+        axis = one.parts[part].grid["rule"]
+        grown = one.parts[part].replace(grid={"rule": axis.replace(choices={**axis.choices, "mine": changes})})
+        monkeypatch.setattr(experiment, "load", lambda name: one.replace(parts={**one.parts, part: grown}))
+        monkeypatch.setattr(registry, "from_plugins", lambda: ("of_a_plugin",))
+        versions = [tmp_path / "first.py", tmp_path / "second.py"]
+        for version in versions:
+            version.write_text(version.name)
+        return [make_plan([name], "small", 1, parts=[part], plugins=[version]) for version in versions]
+
+    return plans
+
+
+def test_another_version_of_a_plugin_is_another_run(small: Plan, with_plugin: Callable[..., list[Plan]]) -> None:
     """Of the runs that use its rules, also where the experiment itself names them."""
-    one = experiment.load("ffn")
-    rules = one.parts["rules"]
-    choices = {**rules.grid["rule"].choices, "mine": {"model.ffn": {"name": "of_a_plugin"}}}
-    grown = rules.replace(grid={"rule": rules.grid["rule"].replace(choices=choices)})
-    monkeypatch.setattr(experiment, "load", lambda name: one.replace(parts={**one.parts, "rules": grown}))
-    monkeypatch.setattr(registry, "from_plugins", lambda: ("of_a_plugin",))
-    plugin = tmp_path / "my_rules.py"
-    addresses = []
-    for text in ("first = 1", "second = 2"):
-        plugin.write_text(text)
-        plan = make_plan(["ffn"], "small", 1, plugins=[plugin])
-        addresses.append({cell.labels["rule"]: cell.runs[0].address for cell in plan.cells})
-    first, second = addresses
+    plans = with_plugin("ffn", "rules", {"model.ffn": {"name": "of_a_plugin"}})
+    first, second = ({cell.labels["rule"]: cell.runs[0].address for cell in plan.cells} for plan in plans)
     assert {rule for rule in first if first[rule] != second[rule]} == {"mine"}
-    assert {rule: address for rule, address in first.items() if rule != "mine"} == {
-        cell.labels["rule"]: cell.runs[0].address
-        for cell in make_plan(["ffn"], "small", 1).cells
-        if cell.labels["rule"] != "mine"
-    }
+    assert all(found in small.runs for rule, found in first.items() if rule != "mine")
 
 
-def test_a_plugin_is_known_to_what_a_training_starts_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = experiment.load("variance")
-    part = one.parts["training"]
-    choices = {**part.grid["rule"].choices, "mine": {"model.attention": "of_a_plugin"}}
-    grown = part.replace(grid={"rule": part.grid["rule"].replace(choices=choices)})
-    monkeypatch.setattr(experiment, "load", lambda name: one.replace(parts={**one.parts, "training": grown}))
-    monkeypatch.setattr(registry, "from_plugins", lambda: ("of_a_plugin",))
-    plugin = tmp_path / "my_rules.py"
-    starts = []
-    for text in ("first = 1", "second = 2"):
-        plugin.write_text(text)
-        cells = make_plan(["variance"], "small", 1, parts=["training"], plugins=[plugin]).cells
-        found = {cell.labels["rule"]: cell.runs[0].start for cell in cells}
-        starts.append({rule: start.address for rule, start in found.items() if start is not None})
-    assert {rule for rule in starts[0] if starts[0][rule] != starts[1][rule]} == {"mine"}
+def test_a_plugin_is_known_to_what_a_training_starts_from(with_plugin: Callable[..., list[Plan]]) -> None:
+    plans = with_plugin("variance", "training", {"model.attention": "of_a_plugin"})
+    starts = [{cell.labels["rule"]: cell.runs[0].start for cell in plan.cells} for plan in plans]
+    first, second = ({rule: run.address for rule, run in found.items() if run is not None} for found in starts)
+    assert {rule for rule in first if first[rule] != second[rule]} == {"mine"}
