@@ -65,6 +65,15 @@ def test_two_runs_on_the_same_documents(invoke: Invoke, run: Path, copy: Path) -
     assert shown.count("paired bootstrap resampling") == 2
 
 
+def test_the_folder_of_a_baseline_stands_for_its_reluformer(
+    invoke: Invoke, run: Path, copy: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "reluformer").symlink_to(run)
+    figures = json.loads(invoke("evaluate", copy, "--limit", "2", "--against", tmp_path / "demo", "--json").stdout)
+    assert figures["against"][0]["scores"] == figures["scores"]
+
+
 def test_brackets_in_the_name_of_a_run_are_no_markup(invoke: Invoke, copy: Path) -> None:
     run = copy.rename(copy.with_name("a[bold]"))
     table = invoke("evaluate", run, "--limit", "1").stdout.partition("what crosses sentences")[2]

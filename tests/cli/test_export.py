@@ -45,6 +45,9 @@ def test_onnx_is_handed_on(run: Path, invoke: Invoke, tmp_path: Path, monkeypatc
     shown = invoke("export", run, "--to", "onnx", "--quantize", "int8", "--opset", "20", "--force").stdout
     assert asked == {"run": run, "out": run / "onnx", "quantize": "int8", "opset": 20, "force": True}
     assert "model.onnx  3 bytes" in shown
+    (tmp_path / "reluformer").symlink_to(run)
+    invoke("export", tmp_path, "--to", "onnx")
+    assert (asked["run"], asked["out"]) == (tmp_path / "reluformer", tmp_path / "reluformer" / "onnx")
 
 
 def test_wrong_use(run: Path, invoke: Invoke, tmp_path: Path) -> None:

@@ -79,6 +79,16 @@ def test_wrong_use(invoke: Any, run: Path, served: dict[str, Any], tmp_path: Pat
     assert invoke("serve", run, "--port", "70000").exit_code == 2
 
 
+def test_a_folder_of_runs_stands_for_its_reluformer(
+    invoke: Any, run: Path, served: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "reluformer").symlink_to(run)
+    invoke("serve", tmp_path)
+    assert served
+    with pytest.raises(ArgumentError, match="named twice"):
+        invoke("serve", tmp_path, tmp_path / "reluformer")
+
+
 def test_an_onnx_export_is_not_served(invoke: Any, served: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "onnx.json").write_text("{}")
     with pytest.raises(StorageError, match="an ONNX export, which only translates; give the run"):

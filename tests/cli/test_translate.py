@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -271,6 +272,11 @@ def test_wrong_runs(invoke: Invoke, tmp_path: Path) -> None:
 def test_a_folder_of_runs_is_told_their_names(run: Path, invoke: Invoke) -> None:
     with pytest.raises(StorageError, match="not a run, it holds the runs trained; name one of them"):
         invoke("translate", run.parent)
+
+
+def test_a_folder_of_runs_stands_for_its_reluformer(run: Path, tmp_path: Path, invoke: Invoke) -> None:
+    shutil.copytree(run, tmp_path / "reluformer")
+    assert invoke("translate", tmp_path, stdin=TEXT).stdout == invoke("translate", run, stdin=TEXT).stdout
 
 
 def test_help_names_every_format(invoke: Invoke) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -109,11 +110,25 @@ def test_a_folder_that_cannot_be_seen_into_is_no_run(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_runs_is_told_their_names(run):
-    for name in ("transformer", "reluformer"):
+    for name in ("transformer", "relu"):
         (run / "demo" / name).mkdir(parents=True)
         (run / "demo" / name / "recipe.yaml").write_text("")
-    with pytest.raises(StorageError, match="not a run, it holds the runs reluformer, transformer; name one of them"):
+    with pytest.raises(StorageError, match="not a run, it holds the runs relu, transformer; name one of them"):
         load(run / "demo")
+
+
+def test_a_folder_of_runs_stands_for_its_reluformer(run, tmp_path_factory):
+    demo = tmp_path_factory.mktemp("demo")
+    shutil.copytree(run, demo / "reluformer")
+    (demo / "transformer").mkdir()
+    (demo / "transformer" / "recipe.yaml").write_text("")
+    assert load(demo).translate([TEXT]) == load(run).translate([TEXT])
+
+
+def test_a_run_stands_for_itself_whatever_runs_are_in_it(run):
+    (run / "reluformer").mkdir()
+    (run / "reluformer" / "config.json").write_text("damaged")
+    assert load(run).translate([""]) == [""]
 
 
 def test_another_tokenizer_of_the_same_size_is_refused(run, tokenizer):

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from reluformer import rules
 from reluformer.cli import app
 from reluformer.config import ModelConfig, Recipe, load_yaml
+from reluformer.decoding.translator import load
 from reluformer.demo import systems
 from reluformer.errors import StorageError
 
@@ -48,6 +49,10 @@ def test_results_hold_both_systems_and_what_the_readme_names(out: Path) -> None:
         assert "13a" in system["scores"]["bleu"]["signature"]
     assert results["systems"]["transformer"]["zero_fraction"] == 0
     assert results["systems"]["reluformer"]["zero_fraction"] > 10
+
+
+def test_the_folder_of_the_demo_loads_as_its_reluformer(out: Path) -> None:
+    assert load(out).model.config == load(out / "reluformer").model.config
 
 
 def test_the_systems_differ_in_their_rule_only(out: Path) -> None:

@@ -21,6 +21,7 @@ from reluformer.cli import models
 from reluformer.cli.options import AsJson, Beam, Device, LengthPenalty, Plugins, Run, Settings, decoding_changes
 from reluformer.cli.progress import sentence_bar
 from reluformer.cli.score import compare_systems, print_comparisons
+from reluformer.decoding.runs import meant_by
 from reluformer.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def evaluate(
 
     Example: reluformer evaluate runs/demo/reluformer --against runs/demo/transformer
     """
+    against = None if against is None else meant_by(against)
     models.check_recipe(run)
     for path in (run, against):
         if path is not None:

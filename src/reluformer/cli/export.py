@@ -12,6 +12,7 @@ import typer
 
 from reluformer.cli import models
 from reluformer.cli.options import AsJson, Plugins
+from reluformer.decoding.runs import meant_by
 from reluformer.errors import ArgumentError
 
 
@@ -45,6 +46,7 @@ def export(
     """
     if to is not Form.onnx and (quantize is not None or opset is not None):
         raise ArgumentError(f"--quantize and --opset are for --to onnx, not --to {to}; leave them out")
+    source = meant_by(source)
     target = source / to if out is None else out
     written = _WRITERS[to](source, target, quantize, opset, force)
     if as_json:

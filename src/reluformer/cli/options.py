@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from reluformer.decoding.runs import meant_by
 from reluformer.errors import ConfigError
 
 
@@ -37,7 +38,8 @@ Plugins = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print figures as JSON.")]
 Run = Annotated[
-    Path, typer.Argument(metavar="RUN", help="Directory of a run, e.g. runs/demo/reluformer.", show_default=False)
+    Path,
+    typer.Argument(metavar="RUN", callback=meant_by, help="Directory of a run, e.g. runs/demo.", show_default=False),
 ]
 Beam = Annotated[int | None, typer.Option("--beam", min=1, help="Hypotheses kept; 1 is greedy.", show_default=False)]
 LengthPenalty = Annotated[

@@ -12,6 +12,7 @@ import typer
 
 from reluformer.cli import models
 from reluformer.cli.options import Beam, Device, LengthPenalty, Plugins, Settings, decoding_changes
+from reluformer.decoding.runs import meant_by
 from reluformer.errors import ArgumentError, ReluformerError
 
 KEY_VARIABLE = "RELUFORMER_API_KEY"
@@ -51,6 +52,7 @@ def serve(
     Example: reluformer serve runs/demo/reluformer --port 5000
     """
     _check_parts()
+    runs = [meant_by(run) for run in runs]
     if len({run.resolve() for run in runs}) < len(runs):
         raise ArgumentError("a run is named twice; name each one once")
     if log_level not in ("info", "warning"):

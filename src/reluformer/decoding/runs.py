@@ -10,6 +10,8 @@ from reluformer.errors import StorageError
 RECIPE, MODEL = "recipe.yaml", "config.json"
 ONNX = "onnx.json"
 """What the folder of an ONNX export holds instead of a model."""
+MAIN = "reluformer"
+"""The run that a folder of runs stands for where it holds one of this name, as that of `make demo` does."""
 _NAMED = 8
 
 
@@ -18,8 +20,13 @@ def is_run(directory: Path) -> bool:
     return any(os.path.isfile(directory / name) for name in (RECIPE, MODEL, ONNX))  # False where it cannot be seen
 
 
+def meant_by(directory: Path) -> Path:
+    """The run that is meant: `directory` itself, or the `reluformer` among the runs in it."""
+    return directory / MAIN if is_run(directory / MAIN) and not is_run(directory) else directory
+
+
 def refuse_folder_of_runs(directory: Path) -> None:
-    """Whoever names the folder that runs stand in, as `make demo` leaves one, is told their names."""
+    """Whoever names the folder that runs stand in is told their names."""
     if not os.access(directory, os.R_OK) or not directory.is_dir() or is_run(directory):
         return
     names = sorted(path.name for path in directory.iterdir() if is_run(path))

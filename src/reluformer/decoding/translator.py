@@ -18,7 +18,7 @@ from reluformer.decoding import documents as passages
 from reluformer.decoding import forced
 from reluformer.decoding.documents import ReportProgress, Translation
 from reluformer.decoding.forced import TargetScore
-from reluformer.decoding.runs import ONNX, RECIPE, refuse_folder_of_runs
+from reluformer.decoding.runs import ONNX, RECIPE, meant_by, refuse_folder_of_runs
 from reluformer.decoding.stepper import AnyStepper, ModelStepper, Stepper, stepper_of
 from reluformer.errors import ArgumentError, ConfigError, StorageError
 from reluformer.model import ReLUFormer
@@ -27,8 +27,11 @@ Sentences = Sequence[str]
 
 
 def load(directory: str | Path, device: str | torch.device = "cpu", **decoding: Any) -> Translator:
-    """The translator saved in a run's directory; `decoding` changes keys of `DecodingConfig`."""
-    directory = Path(directory)
+    """The translator saved in a run's directory; `decoding` changes keys of `DecodingConfig`.
+
+    A folder of runs, as `make demo` leaves one, stands for the `reluformer` in it.
+    """
+    directory = meant_by(Path(directory))
     if (directory / ONNX).is_file():
         raise StorageError(f"{directory}: an ONNX export, not a run; load it with reluformer.hub.onnx.load")
     refuse_folder_of_runs(directory)
