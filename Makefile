@@ -22,8 +22,9 @@ $(READY): pyproject.toml constraints.txt setup.py $(wildcard $(NATIVE)/*.cpp $(N
 demo: setup
 	$(BIN)/reluformer demo
 
+# One thread in each of as many processes as there are cores, at most four.
 test: lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 lint: setup
 	$(BIN)/ruff check .
