@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,18 @@ def test_round_trip_is_exact(tmp_path: Path, changes: dict[str, object]) -> None
         assert torch.equal(parameter, loaded.state_dict()[name]), name
     assert torch.equal(model.eval()(SOURCE, TARGET).logits, loaded.eval()(SOURCE, TARGET).logits)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize(("dtype", "loaded"), [(torch.float64, torch.float64), (torch.bfloat16, torch.float32)])
+def test_no_digit_of_another_precision_is_lost(saved: Path, dtype: torch.dtype, loaded: torch.dtype) -> None:
+    model = rf.ReLUFormer.load(saved).to(dtype)
+    with torch.no_grad():
+        model.decoder_norm.weight.mul_(math.pi)
+    model.save(saved)
+    found = rf.ReLUFormer.load(saved).state_dict()
+    for name, parameter in model.state_dict().items():
+        assert found[name].dtype == loaded
+        assert torch.equal(found[name], parameter.to(loaded)), name
 
 
 def edit_config(directory: Path, **changes: object) -> None:

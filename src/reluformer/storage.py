@@ -81,7 +81,7 @@ def _content(directory: Path) -> dict[str, Any]:
 
 
 def load_weights(directory: Path, model: nn.Module) -> None:
-    """Fill `model` with the saved weights; every one of them must fit and be finite."""
+    """Fill `model` with the saved weights, exactly; every one of them must fit and be finite."""
     path = directory / WEIGHTS
     try:
         saved = load_file(path)
@@ -89,6 +89,8 @@ def load_weights(directory: Path, model: nn.Module) -> None:
         raise StorageError(f"{directory}: {WEIGHTS} is missing; copy the whole directory") from None
     except (SafetensorError, OSError, ValueError) as error:
         raise StorageError(f"{path}: damaged ({error}); copy or save it again") from None
+    if any(tensor.dtype == torch.float64 for tensor in saved.values()):
+        model.double()  # float32 holds every other type
     expected = _without_aliases(model.state_dict())
     for name in saved:
         if name not in expected:
