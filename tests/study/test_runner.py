@@ -50,6 +50,29 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.Monk
     assert runner.run().states == {run.address: "done"}
 
 
+def test_a_training_is_done_again_only_where_its_model_is_missed(tmp_path: Path, make_run) -> None:
+    """Published results come without models."""
+    start, alone = make_run(), make_run({"training.seed": 1})
+    goes_on = make_run({"training.lr": None, "training.updates": 2, "start": dict(start.content)})
+    plan, folder = plan_of(goes_on, alone), StudyFolder(tmp_path)
+    for run in (start, alone):
+        folder.write_result(run, {"status": "finished", "seconds": 1, "lr": 0.01})
+    assert folder.left(plan, list(plan.runs)) == [start.address, goes_on.address]
+    assert set(Runner(plan, folder, Options()).run().states.values()) == {"done"}
+    assert folder.left(plan, list(plan.runs)) == []
+    assert (folder.result(start) or {})["valid"], "trained, and its result written anew"
+    assert (folder.result(goes_on) or {})["valid"]
+    assert not folder.training(alone).exists()
+
+
+def test_nobody_misses_the_model_of_a_training_that_diverged(tmp_path: Path, make_run) -> None:
+    start = make_run()
+    goes_on = make_run({"training.lr": None, "start": dict(start.content)})
+    plan, folder = plan_of(goes_on), StudyFolder(tmp_path)
+    folder.write_result(start, {"status": "diverged", "seconds": 1})
+    assert folder.left(plan, list(plan.runs)) == [goes_on.address]
+
+
 def test_a_run_of_another_process_is_waited_for(tmp_path: Path) -> None:
     run, folder = read("relu"), StudyFolder(tmp_path)
     seen: list[str] = []

@@ -38,7 +38,7 @@ def test_a_finished_training_leaves_a_small_result(make_run, context: Context) -
     text = (context.folder.directory(run) / "result.json").read_text()
     assert str(context.folder.path) not in text
     assert len(text) < 20_000
-    assert not (context.training_directory(run) / "checkpoints").exists()
+    assert not (context.folder.training(run) / "checkpoints").exists()
 
 
 def test_a_finished_run_is_not_done_again(make_run, context: Context, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,7 +126,7 @@ def _dry_run(plan: Plan, folder: StudyFolder, shard: str, jobs: int, as_json: bo
     from reluformer.study.runner import parse_shard
 
     addresses = plan.shard(*parse_shard(shard))
-    left = [address for address in addresses if folder.result(address) is None]
+    left = folder.left(plan, addresses)
     with console.status("measuring a few updates of each kind") as status:
         found = estimate(plan, left, lambda what: status.update(f"measuring {what}"))
     figures = {
@@ -167,9 +167,9 @@ def _run(
 
     options = Options(jobs, parse_shard(shard), data and data.resolve(), tuple(path.resolve() for path in plugins))
     runner = Runner(plan, folder, options)
-    for address in runner.addresses:  # before anything starts: are all corpora there?
+    for address in folder.left(plan, runner.addresses):  # before anything starts: are all corpora there?
         run = plan.runs[address]
-        if run.kind == "training" and folder.result(address) is None:
+        if run.kind == "training":
             data_config(run.content, options.data)
     began = time.monotonic()
     shown = _Shown(plan, folder, console, jobs)

@@ -48,7 +48,7 @@ def run(run: Run, context: Context) -> dict[str, Any]:
     if context.needed(training)["status"] == "diverged":
         return {"status": "diverged", "message": "the training diverged: there is no model to examine"}
     data = data_config(training.content, context.data)
-    translator = load(context.training_directory(training), **options.get("decoding", {}))
+    translator = load(context.folder.training(training), **options.get("decoding", {}))
     languages = (data.source_lang, data.target_lang)
     source = data.splits[options["split"]]
     stream = read_documents(source, limits=data.limits, languages=languages, split=options["split"])

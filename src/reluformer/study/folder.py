@@ -22,14 +22,14 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from reluformer import files
+from reluformer import files, storage
 from reluformer.errors import StorageError
-from reluformer.study.plan import VERSION, Run
+from reluformer.study.plan import VERSION, Plan, Run
 
 BUSY, INTERRUPTED = 75, 130
 """Exit codes of a worker: another process is at the run; asked to stop, everything is saved."""
@@ -53,6 +53,10 @@ class StudyFolder:
     def directory(self, run: Run | str) -> Path:
         """Where a run lives."""
         return self.runs / (run if isinstance(run, str) else run.address)
+
+    def training(self, run: Run) -> Path:
+        """Where a training keeps its log and leaves its model."""
+        return self.directory(run) / "training"
 
     def bootstrap(self, address: str) -> Path:
         """Where the paired tests of a run's translations are kept."""
@@ -79,6 +83,25 @@ class StudyFolder:
             return None
         found = _json(path)
         return found if found.get("study") == VERSION else None
+
+    def done(self, run: Run, with_model: bool = False) -> bool:
+        """Whether a run has its result and, if asked for, the model that it left: published results have none."""
+        result = self.result(run)
+        if result is None:
+            return False
+        leaves_model = run.kind == "training" and result["status"] == "finished"
+        return not (with_model and leaves_model) or (self.training(run) / storage.CONFIG).is_file()
+
+    def left(self, plan: Plan, addresses: Sequence[str]) -> list[str]:
+        """What is to be done of these, in their order: again, too, what is done but for a model that another takes."""
+        left: list[str] = []
+        models: set[str] = set()
+        for address in reversed(addresses):  # in a plan, a run comes after what it needs
+            run = plan.runs[address]
+            if not self.done(run, with_model=address in models):
+                left.append(address)
+                models.update(model.address for model in run.models)
+        return left[::-1]
 
     def write_result(self, run: Run, result: dict[str, Any]) -> None:
         """Declare a run done."""

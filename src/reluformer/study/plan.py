@@ -69,9 +69,14 @@ class Run:
         return Run(self.content["of"]) if self.content.get("of") else None
 
     @property
+    def models(self) -> list[Run]:
+        """The trainings whose models this run takes."""
+        return [run for run in (self.start, self.examined) if run is not None]
+
+    @property
     def needs(self) -> list[Run]:
         """What must be finished before."""
-        return [run for run in (*self.trials, self.start, self.examined) if run is not None]
+        return [*self.trials, *self.models]
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,8 @@ class Runner:
             raise ArgumentError(f"--jobs {options.jobs}: at least 1")
         self.plan, self.folder, self.options = plan, folder, options
         self.addresses = plan.shard(*options.shard)
+        left = folder.left(plan, self.addresses)
+        self._models = {model.address for address in left for model in plan.runs[address].models}
         self.outlook = Outlook(dict.fromkeys(self.addresses, "waiting"))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -97,11 +99,14 @@ class Runner:
         return any(state in ("waiting", "running", "elsewhere") for state in states.values())
 
     def _look(self, address: str) -> State:
-        if self.folder.result(address) is not None:
+        if self._done(address):
             return "done"
         if any(self.outlook.states[run.address] in ("failed", "left out") for run in self.plan.runs[address].needs):
             return "left out"
         return "elsewhere" if self.folder.taken(address) else "waiting"
+
+    def _done(self, address: str) -> bool:
+        return self.folder.done(self.plan.runs[address], with_model=address in self._models)
 
     def _ready(self, address: str) -> bool:
         return all(self.outlook.states[run.address] == "done" for run in self.plan.runs[address].needs)
@@ -133,7 +138,7 @@ class Runner:
         if code is None:
             return
         del self._processes[address]
-        if self.folder.result(address) is not None:
+        if self._done(address):
             self.outlook.states[address] = "done"
         elif code == BUSY:
             self.outlook.states[address] = "elsewhere"
@@ -157,8 +162,7 @@ class Runner:
             process.terminate()
         for address, process in self._processes.items():
             process.wait()
-            done = self.folder.result(address) is not None
-            self.outlook.states[address] = "done" if done else "waiting"
+            self.outlook.states[address] = "done" if self._done(address) else "waiting"
         self._processes.clear()
 
 

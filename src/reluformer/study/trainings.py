@@ -41,9 +41,6 @@ class Context:
     data: Path | None
     report: Callable[[float, str], None]
 
-    def training_directory(self, run: Run) -> Path:
-        return self.folder.directory(run) / "training"
-
     def needed(self, run: Run) -> dict[str, Any]:
         """The result of a run that this one needs."""
         result = self.folder.result(run)
@@ -58,8 +55,8 @@ def run(run: Run, context: Context) -> dict[str, Any]:
     recipe = recipe_of(run, context.data, lr)
     prepared = context.folder.data / prepared_name(recipe.data)
     summary = prepare(recipe.data, prepared)
-    directory = RunDirectory(context.training_directory(run))
-    start = None if run.start is None else context.training_directory(run.start)
+    directory = RunDirectory(context.folder.training(run))
+    start = None if run.start is None else context.folder.training(run.start)
     if run.start is not None and context.needed(run.start)["status"] == "diverged":
         return {"status": "diverged", "message": "the training it starts from diverged", "lr": lr, "step": 0}
     if directory.status.get("status") != "diverged":  # else it was stopped before it could tell

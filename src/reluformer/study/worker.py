@@ -49,7 +49,7 @@ def work(folder: StudyFolder, address: str, data: Path | None) -> int:
     run = folder.read_run(address)
     try:
         with folder.claim(run):
-            if folder.result(run) is not None:
+            if folder.done(run, with_model=True):
                 return 0
             began = time.perf_counter()
             context = Context(folder, data, ProgressFile(folder.directory(run) / "progress.json"))
