@@ -69,6 +69,14 @@ def test_fewer_than_three_seeds_decide_nothing() -> None:
     assert "3 seeds are needed" in told
 
 
+@pytest.mark.parametrize("test", ["better", "worse", "equivalent", "not_worse"])
+def test_one_seed_has_no_interval(test: str) -> None:
+    assert compare(seeds(2.97), seeds(3.0), condition(test)) == (
+        "undecided",
+        "1 % better, one seed; 3 seeds are needed",
+    )
+
+
 def test_seeds_are_paired() -> None:
     """A difference far below the spread between seeds is found, and only seeds that both have count."""
     assert compare(seeds(1.0, 2.0, 3.0), seeds(1.05, 2.05, 3.05), condition("better"))[0] == "holds"

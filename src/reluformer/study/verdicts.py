@@ -66,7 +66,7 @@ def compare(a: Mapping[int, float], b: Mapping[int, float], condition: Condition
         wide, narrow = interval(differences), interval(differences, 0.90)
         outcome = _outcome(condition, wide, narrow, margin, by)
         told = _told(wide, unit, rule)
-        if condition.test in ("not_worse", "equivalent"):  # what decides them
+        if condition.test in ("not_worse", "equivalent") and len(pairs) > 1:  # what decides them
             told += f", 90 % {_span(narrow, unit, rule)}, margin {rule.margin:g}{' %' if rule.relative else ''}"
     if len(pairs) < LEAST_SEEDS:
         return "undecided", f"{told}; {LEAST_SEEDS} seeds are needed"
