@@ -152,7 +152,9 @@ def test_paired_bootstrap_where_translations_exist(plan: Plan, folder: StudyFold
                 (folder.directory(cell.runs[1]) / f"{name}.jsonl").write_text(lines + "\n", encoding="utf-8")
     for _ in range(2):  # the second time without the translations, as from results that were published
         report.write(plan, folder)
-        assert "softmax against relu: seed 0: p = 0.00" in (folder.path / "report.md").read_text(encoding="utf-8")
+        text = (folder.path / "report.md").read_text(encoding="utf-8")
+        assert "softmax against relu: seed 0: p = 0.00" in text
+        assert "seed 1: translations not kept" in text
         for path in folder.runs.glob("*/*.jsonl"):
             path.unlink()
 

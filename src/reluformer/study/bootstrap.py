@@ -25,21 +25,28 @@ def lines(one: Experiment, part: str, gathered: Gathered) -> list[str]:
     places = gathered.places(one.name, part)
     told = []
     for place in places[1:]:
-        found = []
-        for cell, _ in gathered.cells(one.name, part):
-            if cell.labels == place:
-                p_value = _of_seed(gathered, one.name, part, places[0], cell.runs[-1].address, cell.seed)
-                found += [] if p_value is None else [f"seed {cell.seed}: p = {p_value:.3f}"]
+        base = _translated(gathered, one.name, part, places[0])
+        found = [
+            f"seed {seed}: {_told(_p_value(gathered.folder, address, base[seed]))}"
+            for seed, address in _translated(gathered, one.name, part, place).items()
+            if seed in base
+        ]
         if found:
             told.append(f"{' '.join(place.values())} against {' '.join(places[0].values())}: {', '.join(found)}")
     return told
 
 
-def _of_seed(
-    gathered: Gathered, name: str, part: str, base: Mapping[str, str], address: str, seed: int
-) -> float | None:
-    others = [cell for cell, _ in gathered.cells(name, part) if cell.labels == base and cell.seed == seed]
-    return _p_value(gathered.folder, address, others[0].runs[-1].address) if others else None
+def _translated(gathered: Gathered, name: str, part: str, place: Mapping[str, str]) -> dict[int, str]:
+    """The runs at a place that translated, by seed."""
+    return {
+        cell.seed: cell.runs[-1].address
+        for cell, results in gathered.cells(name, part)
+        if cell.labels == place and "translations" in results.get("examination", {})
+    }
+
+
+def _told(p_value: float | None) -> str:
+    return "translations not kept" if p_value is None else f"p = {p_value:.3f}"
 
 
 def _p_value(folder: StudyFolder, address: str, other: str) -> float | None:
