@@ -36,6 +36,20 @@ def test_a_wide_interval_does_not_decide_what_a_logarithmic_axis_shows() -> None
     plt.close(drawn)
 
 
+@pytest.mark.parametrize("log", [False, True])
+def test_seeds_are_a_band_or_on_a_logarithmic_axis_thin_lines(log: bool) -> None:
+    from matplotlib import pyplot as plt
+
+    points = [figures._point(x, [0.01, 0.1 * x, 1.0], log) for x in (1, 2)]
+    panel: dict[str, Any] = {"title": "", "xlabel": "x", "ylabel": "y", "series": [{"label": "relu", "points": points}]}
+    drawn = figures.draw({"kind": "lines", "log_x": False, "log_y": log, "panels": [panel]})
+    mean, *seeds = drawn.axes[0].lines
+    assert list(mean.get_ydata()) == [point["y"] for point in points]
+    assert [list(line.get_ydata()) for line in seeds] == ([[0.01, 0.01], [0.1, 0.2], [1.0, 1.0]] if log else [])
+    assert len(drawn.axes[0].collections) == (0 if log else 1)
+    plt.close(drawn)
+
+
 def test_a_place_without_a_value_keeps_its_line_beside_its_name() -> None:
     from matplotlib import pyplot as plt
 

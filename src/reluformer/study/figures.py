@@ -224,9 +224,13 @@ def _draw_lines(axis: Any, panel: Mapping[str, Any], data: Mapping[str, Any]) ->
             axis.plot(*zip(*theory, strict=True), color=style["color"], linestyle=style["linestyle"], linewidth=1)
             style["linestyle"] = "none"
         axis.plot(x, y, label=series["label"], markersize=4.5, linewidth=1.3, **style)
-        banded = [p for p in points if "low" in p]
-        if banded and len(banded) == len(points):
-            lows, highs = [p["low"] for p in banded], [p["high"] for p in banded]
+        if not points or any("low" not in p for p in points) or "theory" in series:
+            continue
+        if data["log_y"]:  # over orders of magnitude the bands of three seeds cover each other
+            for seed in zip(*(p["values"] for p in points), strict=False):
+                axis.plot(x, seed, color=style["color"], alpha=0.45, linewidth=0.7)
+        else:
+            lows, highs = [p["low"] for p in points], [p["high"] for p in points]
             axis.fill_between(x, lows, highs, color=style["color"], alpha=0.12, linewidth=0)
     if data["log_x"]:
         axis.set_xscale("log", base=2)
