@@ -19,7 +19,9 @@ def test_a_logarithmic_axis_shows_the_mean_and_interval_of_the_logarithms() -> N
 
 
 def test_a_point_without_a_logarithm_or_interval() -> None:
-    assert figures._point(1, [0.0, 2.0], True)["y"] == 1.0
+    some_zero = figures._point(1, [0.0, 2.0, 8.0], True)
+    assert (some_zero["y"], some_zero["values"]) == (pytest.approx(4.0), [0.0, 2.0, 8.0])
+    assert figures._point(1, [0.0, 0.0], True)["y"] == 0.0
     alone = figures._point("e0", [4.0, math.inf], True)
     assert (alone["y"], alone["seeds"], alone["diverged"]) == (pytest.approx(4.0), 2, 1)
     assert "low" not in alone

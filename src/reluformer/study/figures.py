@@ -69,12 +69,12 @@ def _metrics(figure: Figure) -> list[str]:
 
 
 def _point(x: float | str, values: Sequence[float], log: bool = False) -> dict[str, Any]:
-    """Mean and interval, for a logarithmic axis of the logarithms; `diverged` counts the seeds that did."""
+    """Mean and interval, for a logarithmic axis of the logarithms that exist; `diverged` counts the seeds that did."""
     finite = [value for value in values if math.isfinite(value)]
     point: dict[str, Any] = {"x": x, "seeds": len(values), "diverged": len(values) - len(finite)}
     if finite:
-        log = log and min(finite) > 0
-        found = interval([math.log(value) for value in finite] if log else finite)
+        log = log and max(finite) > 0
+        found = interval([math.log(value) for value in finite if value > 0] if log else finite)
         mean, low, high = (math.exp(min(y, 700.0)) if log else y for y in (found.mean, found.low, found.high))
         point["y"], point["values"] = mean, finite
         if len(finite) > 1:
