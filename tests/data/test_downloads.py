@@ -622,7 +622,11 @@ def test_only_what_was_asked_for_is_unpacked(tmp_path: Path) -> None:
 
 
 @unpacks
-@pytest.mark.parametrize("content", [b"", b"<html>not found</html>", packed({"a": "text" * 999})[:-30]])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"<html>not found</html>", packed({"a": "text" * 999})[:-30]],
+    ids=["empty", "a page", "cut off"],
+)
 def test_a_damaged_archive(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.tgz").write_bytes(content)
     with pytest.raises(DataError, match=r"a\.tgz: (cannot be unpacked|holds no)"):
