@@ -52,6 +52,19 @@ def test_seeds_are_a_band_or_on_a_logarithmic_axis_thin_lines(log: bool) -> None
     plt.close(drawn)
 
 
+def test_the_thin_lines_of_seeds_end_where_one_diverges() -> None:
+    from matplotlib import pyplot as plt
+
+    seeds = [(1, [0.1, 0.2, 0.3]), (2, [0.1, 0.2, 0.3]), (3, [math.inf, 0.2, 0.3])]
+    points = [figures._point(x, values, True) for x, values in seeds]
+    panel: dict[str, Any] = {"title": "", "xlabel": "x", "ylabel": "y", "series": [{"label": "relu", "points": points}]}
+    drawn = figures.draw({"kind": "lines", "log_x": False, "log_y": True, "panels": [panel]})
+    _, *thin = drawn.axes[0].lines
+    assert [list(line.get_xdata()) for line in thin] == [[1, 2]] * 3
+    assert [list(line.get_ydata()) for line in thin] == [[0.1, 0.1], [0.2, 0.2], [0.3, 0.3]]
+    plt.close(drawn)
+
+
 def test_a_place_without_a_value_keeps_its_line_beside_its_name() -> None:
     from matplotlib import pyplot as plt
 

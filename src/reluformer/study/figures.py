@@ -227,8 +227,10 @@ def _draw_lines(axis: Any, panel: Mapping[str, Any], data: Mapping[str, Any]) ->
         if not points or any("low" not in p for p in points) or "theory" in series:
             continue
         if data["log_y"]:  # over orders of magnitude the bands of three seeds cover each other
-            for seed in zip(*(p["values"] for p in points), strict=False):
-                axis.plot(x, seed, color=style["color"], alpha=0.45, linewidth=0.7)
+            most = max(len(p["values"]) for p in points)
+            whole = [p for p in points if len(p["values"]) == most]  # where one is missing, which is whose is not known
+            for seed in zip(*(p["values"] for p in whole), strict=True):
+                axis.plot([p["x"] for p in whole], seed, color=style["color"], alpha=0.45, linewidth=0.7)
         else:
             lows, highs = [p["low"] for p in points], [p["high"] for p in points]
             axis.fill_between(x, lows, highs, color=style["color"], alpha=0.12, linewidth=0)
