@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -80,13 +81,14 @@ def test_a_place_without_a_value_keeps_its_line_beside_its_name() -> None:
 
 @pytest.mark.parametrize("name", experiment.names())
 def test_lines_of_one_figure_are_told_apart(name: str) -> None:
-    """By their colour as long as there are enough, and by dash and marker without any."""
+    """By their colour as long as there are enough, and by their marker without any."""
     one = experiment.load(name)
     for figure in one.figures:
         grid = one.parts[figure.part].grid
-        if figure.kind in ("series", "reads") and grid:
-            labels = list(next(iter(grid.values())).choices)
+        if figure.kind in ("series", "reads", "lines") and grid:
+            axes = [axis.choices for key, axis in grid.items() if key != figure.x]
+            labels = [" ".join(names) for names in itertools.product(*axes)] if figure.x else list(axes[0])
             looks = [figures.look(label, i) for i, label in enumerate(labels)]
-            assert len({(str(look["linestyle"]), look["marker"]) for look in looks}) == len(labels), figure.name
+            assert len({look["marker"] for look in looks}) == len(labels), figure.name
             if len(labels) <= len(figures.COLOURS):
                 assert len({look["color"] for look in looks}) == len(labels), figure.name

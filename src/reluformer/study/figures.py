@@ -29,8 +29,8 @@ NUMBERS = {
     "sparsemax": 6,
     "rela": 8,
     "relu2": 10,
-    "sigmoid": 11,
-    "entmax15": 12,
+    "sigmoid": 53,
+    "entmax15": 40,
     "relu_exp": 16,
     "relu_norm": 20,
     "softmax_sqrt": 13,
@@ -39,9 +39,9 @@ NUMBERS = {
     "neither": 1,
     "both": 2,
     "entropy": 18,
-    "normalization": 24,
+    "normalization": 10,
 }
-"""What looks the same in every figure; those that share one differ in their colour as long as there are colours."""
+"""What looks the same in every figure; those that share one differ in marker and colour as long as there are some."""
 
 
 def figure_data(figure: Figure, experiment: str, gathered: Gathered) -> dict[str, Any] | None:
