@@ -41,7 +41,8 @@ NUMBERS = {
     "entropy": 18,
     "normalization": 10,
 }
-"""What looks the same in every figure; those that share one differ in marker and colour as long as there are some."""
+"""What looks the same in every figure: modulo seven the colour, modulo eleven the marker. Those that share a figure
+differ in their marker, and in their colour as long as there are enough."""
 
 
 def figure_data(figure: Figure, experiment: str, gathered: Gathered) -> dict[str, Any] | None:
