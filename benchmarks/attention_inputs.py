@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import reluformer as rf
-from reluformer.data.embedded import generate
 from reluformer.layers import TokenRead
+from reluformer.translation.embedded import generate
 
 Inputs = tuple[Tensor, Tensor, Tensor]
 TILE = 64

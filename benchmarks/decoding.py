@@ -22,10 +22,10 @@ from torch import Tensor
 import reluformer as rf
 from attention_inputs import TrainedInputs, embedded_document
 from measure import circumstances, publish
-from reluformer.decoding.native_stepper import NativeBeams, NativeStepper
 from reluformer.errors import ReluformerError
-from reluformer.model import ReLUFormer
+from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.timing import interleaved
+from reluformer.translation.native_stepper import NativeBeams, NativeStepper
 
 ATTENTION = ("encoder_attention", "decoder_attention", "cross_attention")
 

@@ -21,14 +21,14 @@ import onnxruntime
 import torch
 
 from measure import circumstances, publish
-from reluformer.data.tokenizer import BEGIN, END
-from reluformer.decoding.documents import padded
-from reluformer.decoding.translator import Translator, load
-from reluformer.hub import onnx as exports
-from reluformer.hub.onnx import folder
-from reluformer.hub.onnx.stepper import OnnxStepper
-from reluformer.scoring import score
+from reluformer.integrations import onnx as exports
+from reluformer.integrations.onnx import folder
+from reluformer.integrations.onnx.stepper import OnnxStepper
 from reluformer.timing import interleaved
+from reluformer.translation.documents import padded
+from reluformer.translation.scoring import score
+from reluformer.translation.tokenizer import BEGIN, END
+from reluformer.translation.translator import Translator, load
 
 BEAM = 4
 COMPARED = 200

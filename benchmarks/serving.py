@@ -24,7 +24,7 @@ from serving_soak import soak
 def texts_of(path: Path | None, most: int) -> list[str]:
     """The lines of a file, or documents of the embedded corpus."""
     if path is None:
-        from reluformer.data.embedded import generate
+        from reluformer.translation.embedded import generate
 
         return [" ".join(found.document.src) for found in generate(most, split="test")]
     content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()

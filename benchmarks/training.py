@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from measure import circumstances, publish
 from reluformer.config import ModelConfig, RegularizerConfig
 from reluformer.config.training import TrainingConfig
-from reluformer.model import ReLUFormer
+from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.training.objective import Objective
 from reluformer.training.optimizer import Optimizer, adamw
 

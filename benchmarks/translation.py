@@ -25,10 +25,10 @@ import torch
 from measure import circumstances, publish
 from reluformer.config import ModelConfig
 from reluformer.config.decoding import DecodingConfig
-from reluformer.decoding.outline import Outline
-from reluformer.decoding.search import beam_search
-from reluformer.decoding.stepper import stepper_of
-from reluformer.model import ReLUFormer
+from reluformer.models.encoder_decoder import ReLUFormer
+from reluformer.translation.outline import Outline
+from reluformer.translation.search import beam_search
+from reluformer.translation.stepper import stepper_of
 
 VOCABULARY, WIDTH, LAYERS, HEADS, SLOTS = 8000, 256, 3, 4, 1024
 SOURCE, TARGET, BEAM = 32, 48, 4

@@ -16,38 +16,39 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from reluformer import rules as rules
     from reluformer.config import ModelConfig as ModelConfig
-    from reluformer.decoding.translator import load as load
     from reluformer.errors import ReluformerError as ReluformerError
     from reluformer.kernels import RowKeyBias as RowKeyBias
     from reluformer.memory import read as read
-    from reluformer.model import ReLUFormer as ReLUFormer
+    from reluformer.models.encoder_decoder import ReLUFormer as ReLUFormer
+    from reluformer.translation.translator import load as load
 
 __version__ = "0.1.0"
 
 _HOME = {
     "ModelConfig": "reluformer.config",
-    "ReLUFormer": "reluformer.model",
+    "ReLUFormer": "reluformer.models.encoder_decoder",
     "ReluformerError": "reluformer.errors",
     "RowKeyBias": "reluformer.kernels",
-    "load": "reluformer.decoding.translator",
+    "load": "reluformer.translation.translator",
     "read": "reluformer.memory",
 }
 _MODULES = (
-    *(
-        "config",
-        "conformance",
-        "context_parallel",
-        "data",
-        "decoding",
-        "errors",
-        "hub",
-        "kernels",
-        "layers",
-        "memory",
-        "model",
-        "regularizers",
-    ),
-    *("rules", "scoring", "study", "telemetry", "training"),
+    "config",
+    "conformance",
+    "context_parallel",
+    "errors",
+    "hub",
+    "integrations",
+    "kernels",
+    "layers",
+    "memory",
+    "models",
+    "regularizers",
+    "rules",
+    "study",
+    "telemetry",
+    "training",
+    "translation",
 )
 __all__ = ["__version__", "rules", *_HOME]
 

@@ -15,9 +15,9 @@ import torch
 
 from reluformer.config import ModelConfig
 from reluformer.config.data import TokenizerConfig
-from reluformer.data.embedded import generate
-from reluformer.data.tokenizer import Tokenizer
-from reluformer.model import ReLUFormer
+from reluformer.models.encoder_decoder import ReLUFormer
+from reluformer.translation.embedded import generate
+from reluformer.translation.tokenizer import Tokenizer
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from reluformer.cli import app, main
 from reluformer.config import DataConfig
-from reluformer.data.readers import read_documents
+from reluformer.translation.readers import read_documents
 
 
 class QuietHandler(SimpleHTTPRequestHandler):

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from reluformer.decoding.translator import load
 from reluformer.errors import DataError
+from reluformer.translation.translator import load
 
 Invoke = Callable[..., Result]
 SOURCE, TARGET = ["The bag is old.", "It is big."], ["Die Tasche ist alt.", "Sie ist groß."]

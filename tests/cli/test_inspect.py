@@ -13,11 +13,11 @@ from click.testing import Result
 from reluformer.cli import reading
 from reluformer.cli.history import sparkline
 from reluformer.config.recipe import Recipe
-from reluformer.data.tokenizer import END, SEPARATOR
-from reluformer.decoding.inspection import read_map
-from reluformer.decoding.translator import load
 from reluformer.errors import ArgumentError, DataError, StorageError
 from reluformer.training.run import RunDirectory
+from reluformer.translation.inspection import read_map
+from reluformer.translation.tokenizer import END, SEPARATOR
+from reluformer.translation.translator import load
 
 Invoke = Callable[..., Result]
 SENTENCES = ["Our readers live in Austria.", "It was very big."]

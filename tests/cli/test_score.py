@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from reluformer import scoring
 from reluformer.errors import DataError
+from reluformer.translation import scoring
 
 Invoke = Callable[..., Result]
 REFERENCES = [["Der Hund läuft nach Hause.", "Er ist sehr müde heute."], ["Die alte Katze schläft im Haus."]]

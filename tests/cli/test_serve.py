@@ -17,7 +17,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What would be served."""
     for part in verb.NEEDED:
         pytest.importorskip(part, reason=f"{part} is not installed: pip install 'reluformer[serve]'")
-    from reluformer.server import process
+    from reluformer.integrations.server import process
 
     seen: dict[str, Any] = {}
 

@@ -18,9 +18,9 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from reluformer.cli import app, models, translate
-from reluformer.data import formats
-from reluformer.decoding.translator import Translator, load
 from reluformer.errors import ArgumentError, ConfigError, DataError, StorageError, UnknownNameError
+from reluformer.translation import formats
+from reluformer.translation.translator import Translator, load
 
 Invoke = Callable[..., Result]
 TEXT = "Our readers live in Austria. The bag is old.\n\n  It was very big.\n"

@@ -12,7 +12,7 @@ import torch
 from reluformer.config.recipe import ModelRecipe
 from reluformer.config.training import TrainingConfig
 from reluformer.errors import ConfigError, UnknownNameError
-from reluformer.model import ReLUFormer
+from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.rules import registry
 from reluformer.study import controls, experiment
 from reluformer.study.examination import MEASURES as EXAMINED

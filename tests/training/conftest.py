@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from reluformer.config.recipe import Recipe
-from reluformer.data.prepare import prepare
+from reluformer.translation.prepare import prepare
 
 MakeRecipe = Callable[..., Recipe]
 MODEL = dict(width=32, heads=2, encoder_layers=1, decoder_layers=1, slots=32, dropout=0.1)

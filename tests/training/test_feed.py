@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from reluformer.config.training import TrainingConfig
-from reluformer.data.batches import Batch
 from reluformer.training.feed import Feed, ValidationFeed
+from reluformer.translation.batches import Batch
 
 
 @dataclass

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from reluformer import storage
 from reluformer.config.recipe import Recipe
-from reluformer.data.tokenizer import Tokenizer
-from reluformer.decoding.translator import load
 from reluformer.errors import ArgumentError, ConfigError, DataError, ReluformerError, StorageError
-from reluformer.model import ReLUFormer
+from reluformer.models import storage
+from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.training import checkpoint as checkpoint_module
 from reluformer.training import train
 from reluformer.training.progress import Glance, SilentProgress
 from reluformer.training.run import RunDirectory
+from reluformer.translation.tokenizer import Tokenizer
+from reluformer.translation.translator import load
 
 
 def run(recipe: Recipe, directory: Path, prepared: Path | None, **options: Any) -> Any:

@@ -10,14 +10,14 @@ import pytest
 import torch
 import yaml
 
-from reluformer import storage
 from reluformer.config.recipe import Recipe
-from reluformer.data.prepared import PreparedCorpus
-from reluformer.model import ReLUFormer
+from reluformer.models import storage
+from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.training import DivergedError, train
 from reluformer.training.feed import Feed
 from reluformer.training.progress import Glance, SilentProgress
 from reluformer.training.run import RunDirectory
+from reluformer.translation.prepared import PreparedCorpus
 
 ROOT = Path(__file__).parents[2]
 

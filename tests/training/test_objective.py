@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from reluformer import regularizers
 from reluformer.config import ModelConfig, RegularizerConfig
-from reluformer.model import ReLUFormer
+from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.training import objective as module
 from reluformer.training.objective import Objective, linear_cross_entropy
 

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 
 from reluformer.config import ModelConfig, RegularizerConfig
 from reluformer.config.training import TrainingConfig
-from reluformer.model import ReLUFormer
+from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.training.averaging import MovingAverage
 from reluformer.training.objective import Objective
 from reluformer.training.optimizer import Optimizer

@@ -9,7 +9,7 @@ import torch
 from reluformer import rules
 from reluformer.config import ModelConfig, TrainingConfig
 from reluformer.layers import TokenRead
-from reluformer.model import ReLUFormer
+from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.rules import RowCentered
 from reluformer.training import train
 from reluformer.training.loop import Trainer

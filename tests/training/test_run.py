@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from reluformer import storage
 from reluformer.config import load_yaml
 from reluformer.config.recipe import Recipe
 from reluformer.errors import ConfigError, StorageError
+from reluformer.models import storage
 from reluformer.training.run import RunDirectory, RunLog
 
 

@@ -16,9 +16,9 @@ from rich.table import Table
 from reluformer.cli.options import AsJson
 
 if TYPE_CHECKING:
-    from reluformer.data.downloads.catalogue import Dataset
-    from reluformer.data.downloads.fetch import Progress
-    from reluformer.data.downloads.obtain import Outcome
+    from reluformer.translation.downloads.catalogue import Dataset
+    from reluformer.translation.downloads.fetch import Progress
+    from reluformer.translation.downloads.obtain import Outcome
 
 app = typer.Typer(
     name="data",
@@ -34,7 +34,7 @@ def list_sets(as_json: AsJson = False) -> None:
 
     Example: reluformer data list
     """
-    from reluformer.data.downloads.catalogue import DATASETS
+    from reluformer.translation.downloads.catalogue import DATASETS
 
     if as_json:
         typer.echo(json.dumps([_plain(dataset) for dataset in DATASETS.values()], indent=2))
@@ -64,8 +64,8 @@ def get_set(
 
     Example: reluformer data get multi30k --to data
     """
-    from reluformer.data.downloads.catalogue import find
-    from reluformer.data.downloads.obtain import obtain
+    from reluformer.translation.downloads.catalogue import find
+    from reluformer.translation.downloads.obtain import obtain
 
     dataset = find(name)
     with _progress() as progress:

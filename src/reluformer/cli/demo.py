@@ -18,8 +18,8 @@ from reluformer.cli.options import AsJson, Overrides
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reluformer.demo.systems import Outcome
     from reluformer.training.run import RunDirectory
+    from reluformer.translation.demo.systems import Outcome
 
 
 def demo(
@@ -35,13 +35,13 @@ def demo(
     Example: reluformer demo --set training.updates=500
     """
     from reluformer.config import Recipe, load_yaml
-    from reluformer.data.embedded import document_from_id
-    from reluformer.data.prepared import PreparedCorpus
-    from reluformer.demo import report, systems
+    from reluformer.translation.demo import report, systems
+    from reluformer.translation.embedded import document_from_id
+    from reluformer.translation.prepared import PreparedCorpus
 
     console = Console(stderr=as_json)
     started = time.perf_counter()
-    with resources.as_file(resources.files("reluformer.demo") / "recipe.yaml") as recipe_file:
+    with resources.as_file(resources.files("reluformer.translation.demo") / "recipe.yaml") as recipe_file:
         recipe = load_yaml(Recipe, recipe_file, overrides)
         with console.status("generating the corpus"):
             summary = systems.prepare_corpus(recipe, out)

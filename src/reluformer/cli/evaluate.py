@@ -21,13 +21,13 @@ from reluformer.cli import models
 from reluformer.cli.options import AsJson, Beam, Device, LengthPenalty, Plugins, Run, Settings, decoding_changes
 from reluformer.cli.progress import sentence_bar
 from reluformer.cli.score import compare_systems, print_comparisons
-from reluformer.decoding.runs import meant_by
 from reluformer.errors import ArgumentError, DataError
+from reluformer.translation.runs import meant_by
 
 if TYPE_CHECKING:
-    from reluformer.data.document import Document
-    from reluformer.data.embedded import DiscourseScores
-    from reluformer.scoring import Comparison, Scores
+    from reluformer.translation.document import Document
+    from reluformer.translation.embedded import DiscourseScores
+    from reluformer.translation.scoring import Comparison, Scores
 
 
 class EvaluatedSplit(StrEnum):
@@ -118,7 +118,7 @@ class Examined:
 
 def _documents(run: Path, split: EvaluatedSplit, limit: int | None) -> tuple[list[Document], bool]:
     """The split as the recipe names it, and whether it is generated."""
-    from reluformer.data.readers import read_documents
+    from reluformer.translation.readers import read_documents
 
     data = models.read_recipe(run).data
     source = data.test if split == EvaluatedSplit.test else data.valid
@@ -137,8 +137,8 @@ def _documents(run: Path, split: EvaluatedSplit, limit: int | None) -> tuple[lis
 def _examine(
     run: Path, documents: list[Document], embedded: bool, device: str, changes: dict[str, Any], what: str
 ) -> Examined:
-    from reluformer import scoring
-    from reluformer.data.embedded import document_from_id, score_discourse
+    from reluformer.translation import scoring
+    from reluformer.translation.embedded import document_from_id, score_discourse
 
     translator = models.open_translator(run, device, **changes)
     started = time.perf_counter()

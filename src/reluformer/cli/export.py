@@ -12,8 +12,8 @@ import typer
 
 from reluformer.cli import models
 from reluformer.cli.options import AsJson, Plugins
-from reluformer.decoding.runs import meant_by
 from reluformer.errors import ArgumentError
+from reluformer.translation.runs import meant_by
 
 
 class Form(StrEnum):
@@ -74,7 +74,7 @@ def _to_run(source: Path, out: Path, quantize: str | None, opset: int | None, fo
 
 
 def _to_onnx(run: Path, out: Path, quantize: str | None, opset: int | None, force: bool) -> dict[str, Any]:
-    from reluformer.hub import onnx
+    from reluformer.integrations import onnx
 
     models.check_model(run)
     result: dict[str, Any] = onnx.export_run(run, out, quantize=quantize, opset=opset, force=force)

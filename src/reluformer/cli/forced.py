@@ -15,10 +15,10 @@ from reluformer.cli.texts import Layouts
 from reluformer.errors import DataError
 
 if TYPE_CHECKING:
-    from reluformer.data.document import Document
-    from reluformer.data.formats import Skeleton
-    from reluformer.decoding.forced import TargetScore
-    from reluformer.decoding.translator import Translator
+    from reluformer.translation.document import Document
+    from reluformer.translation.forced import TargetScore
+    from reluformer.translation.formats import Skeleton
+    from reluformer.translation.translator import Translator
 
 Pair = tuple["Document", tuple[str, ...]]
 
@@ -45,9 +45,9 @@ def pairs(source: Skeleton, target: Path, layouts: Layouts, source_name: str) ->
 
 def _targets(path: Path, layouts: Layouts) -> list[tuple[str, ...]]:
     """The documents of a text, or those under "hyp" or "tgt" in JSONL; without blank sentences, as the sources are."""
-    from reluformer.data.formats import Jsonl, Tsv, is_jsonl
-    from reluformer.data.formats.catalogues import Catalogue
-    from reluformer.scoring import read_hypotheses
+    from reluformer.translation.formats import Jsonl, Tsv, is_jsonl
+    from reluformer.translation.formats.catalogues import Catalogue
+    from reluformer.translation.scoring import read_hypotheses
 
     if is_jsonl(path):
         return [tuple(sentence for sentence in document if sentence.strip()) for document in read_hypotheses(path)]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reluformer.decoding.runs import MODEL, ONNX, RECIPE, is_run, refuse_folder_of_runs
 from reluformer.errors import ArgumentError, StorageError
+from reluformer.translation.runs import MODEL, ONNX, RECIPE, is_run, refuse_folder_of_runs
 
 if TYPE_CHECKING:
     from reluformer.config.recipe import Recipe
-    from reluformer.decoding.translator import Translator
+    from reluformer.translation.translator import Translator
 
 
 def check_run(run: Path) -> None:
@@ -60,7 +60,7 @@ def read_recipe(run: Path) -> Recipe:
 def languages(run: Path) -> tuple[str, str]:
     """What the run translates from and into; English and German where no recipe says."""
     if (run / ONNX).is_file():
-        from reluformer.hub.onnx import folder
+        from reluformer.integrations.onnx import folder
 
         return folder.read_manifest(run).languages
     if not (run / RECIPE).is_file():
@@ -72,14 +72,14 @@ def languages(run: Path) -> tuple[str, str]:
 def open_translator(run: Path, device: str, **decoding: Any) -> Translator:
     """The translator of a run on a device; `auto` is the GPU where there is one. Exports to ONNX run on the CPU."""
     if (run / ONNX).is_file():
-        from reluformer.hub import onnx
+        from reluformer.integrations import onnx
 
         if device not in ("auto", "cpu"):
             raise ArgumentError(f"--device {device}: an ONNX export runs on the CPU here; leave --device out")
         return onnx.load(run, **decoding)
     import torch
 
-    from reluformer.decoding.translator import load
+    from reluformer.translation.translator import load
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from reluformer.decoding.runs import meant_by
 from reluformer.errors import ConfigError
+from reluformer.translation.runs import meant_by
 
 
 def _load_plugins(paths: list[Path]) -> list[Path]:

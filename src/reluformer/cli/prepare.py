@@ -26,7 +26,7 @@ def prepare(
     Example: reluformer prepare configs/multi30k.yaml --set data.tokenizer.vocab_size=6000
     """
     from reluformer.config import Recipe, load_yaml
-    from reluformer.data import prepare as preparation
+    from reluformer.translation import prepare as preparation
 
     recipe = load_yaml(Recipe, config, overrides)
     console = Console(stderr=as_json)

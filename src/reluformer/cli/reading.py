@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from reluformer.decoding.words import DOCUMENT_END, SENTENCE_END, Word, laid_out, parts_of
+from reluformer.translation.words import DOCUMENT_END, SENTENCE_END, Word, laid_out, parts_of
 
 if TYPE_CHECKING:
-    from reluformer.decoding.inspection import ReadMap
-    from reluformer.decoding.translator import Translator
+    from reluformer.translation.inspection import ReadMap
+    from reluformer.translation.translator import Translator
 
 _NAMES = 16
 _MUCH, _LITTLE = 0.3, 0.1
@@ -40,7 +40,7 @@ def read_windows(translator: Translator, sentences: Sequence[str], layer: int | 
     A document longer than the model's window is cut at sentence borders, and each part is
     translated alone, so that what is shown is all that the model saw.
     """
-    from reluformer.decoding.inspection import read_map
+    from reluformer.translation.inspection import read_map
 
     tokenizer = translator.tokenizer
     sentences = [" ".join(sentence.split()) for sentence in sentences]

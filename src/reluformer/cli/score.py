@@ -14,8 +14,8 @@ from reluformer.cli.options import AsJson, Plugins
 from reluformer.errors import DataError
 
 if TYPE_CHECKING:
-    from reluformer.scoring import Comparison, Scores
-    from reluformer.scoring.metrics import Documents
+    from reluformer.translation.scoring import Comparison, Scores
+    from reluformer.translation.scoring.metrics import Documents
 
 
 def score(
@@ -38,7 +38,7 @@ def score(
 
     Example: reluformer score hypotheses.jsonl references.jsonl --against baseline.jsonl
     """
-    from reluformer import scoring
+    from reluformer.translation import scoring
 
     truth = scoring.read_references(references)
     paths = [path for path in (hypotheses, against) if path is not None]
@@ -62,7 +62,7 @@ def score(
 
 def compare_systems(systems: Sequence[tuple[str, Documents]], references: Documents) -> list[Comparison]:
     """The first system against the second, if there is one, by sentences and, of several documents, by documents."""
-    from reluformer import scoring
+    from reluformer.translation import scoring
 
     if len(systems) < 2:
         return []

@@ -12,8 +12,8 @@ import typer
 
 from reluformer.cli import models
 from reluformer.cli.options import Beam, Device, LengthPenalty, Plugins, Settings, decoding_changes
-from reluformer.decoding.runs import meant_by
 from reluformer.errors import ArgumentError, ReluformerError
+from reluformer.translation.runs import meant_by
 
 KEY_VARIABLE = "RELUFORMER_API_KEY"
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
@@ -66,9 +66,9 @@ def serve(
 
     import torch
 
-    from reluformer.server.limits import Limits
-    from reluformer.server.process import serve as serve_models
-    from reluformer.server.served import ServedModel, ServedModels, names_of
+    from reluformer.integrations.server.limits import Limits
+    from reluformer.integrations.server.process import serve as serve_models
+    from reluformer.integrations.server.served import ServedModel, ServedModels, names_of
 
     if threads is not None:
         torch.set_num_threads(threads)

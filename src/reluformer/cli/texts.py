@@ -15,7 +15,7 @@ import typer
 from reluformer.errors import ArgumentError, DataError, StorageError
 
 if TYPE_CHECKING:
-    from reluformer.data.formats import Skeleton, TextFormat
+    from reluformer.translation.formats import Skeleton, TextFormat
 
 STDIN = "standard input"
 
@@ -43,7 +43,7 @@ class Layouts:
 
     def of(self, origin: Path | None) -> TextFormat:
         """The format of a file, or of standard input."""
-        from reluformer.data import formats, splitters
+        from reluformer.translation import formats, splitters
 
         source, target = self.languages
         splitter = splitters.get(self.splitter, source)
@@ -62,7 +62,7 @@ class Layouts:
 
 def read_stdin() -> str:
     """All of standard input; a person at a terminal is told how to end it."""
-    from reluformer.data.formats.base import decode
+    from reluformer.translation.formats.base import decode
 
     if sys.stdin.isatty():
         typer.echo("Type or paste the text; Ctrl-D on a line of its own ends it.", err=True)
@@ -70,7 +70,7 @@ def read_stdin() -> str:
 
 
 def _read(path: Path) -> str:
-    from reluformer.data.formats import read_text
+    from reluformer.translation.formats import read_text
 
     return read_text(path)
 
@@ -139,7 +139,7 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 
 def _is_text(path: Path) -> bool:
-    from reluformer.data import formats
+    from reluformer.translation import formats
 
     suffixes = tuple(suffix for name in formats.names() for suffix in formats.get(name).suffixes)
     return _unpacked_name(path).lower().endswith(suffixes)

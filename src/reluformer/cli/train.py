@@ -15,7 +15,7 @@ from reluformer.cli.prepare import default_run
 
 if TYPE_CHECKING:
     from reluformer.config import Recipe
-    from reluformer.model import ReLUFormer
+    from reluformer.models.encoder_decoder import ReLUFormer
     from reluformer.training import TrainingResult
 
 
@@ -70,9 +70,9 @@ def _validation_bleu(recipe: Recipe, data: Path) -> Callable[[ReLUFormer], Mappi
     def bleu(model: ReLUFormer) -> Mapping[str, float]:
         from itertools import islice
 
-        from reluformer.data.prepared import PreparedCorpus
-        from reluformer.decoding.translator import Translator
-        from reluformer.scoring import score
+        from reluformer.translation.prepared import PreparedCorpus
+        from reluformer.translation.scoring import score
+        from reluformer.translation.translator import Translator
 
         corpus = PreparedCorpus(data)
         documents = list(islice(corpus.documents("valid"), count))

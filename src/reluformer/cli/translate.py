@@ -28,10 +28,10 @@ from reluformer.cli.texts import Errand
 from reluformer.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from reluformer.data.document import Document
-    from reluformer.data.formats import Skeleton
-    from reluformer.decoding.documents import Translation
-    from reluformer.decoding.translator import Translator
+    from reluformer.translation.document import Document
+    from reluformer.translation.documents import Translation
+    from reluformer.translation.formats import Skeleton
+    from reluformer.translation.translator import Translator
 
 FORMATS = "plain, markdown, html, aligned (one sentence a line), jsonl, tsv, tmx, xliff or po"
 """The names of `data.formats`, which `--help` is too quick to import."""
@@ -164,7 +164,7 @@ def _groups(works: Sequence[Work]) -> Iterator[tuple[int, list[Work]]]:
 
 def _stream(translator: Translator, work: Work) -> None:
     """Text between sentences and sentences in turn, each as soon as nothing can change it."""
-    from reluformer.data.formats.base import Slot, TextSkeleton
+    from reluformer.translation.formats.base import Slot, TextSkeleton
 
     if not isinstance(work.skeleton, TextSkeleton):
         raise ArgumentError("--stream is for plain text, Markdown, aligned text and TSV; leave it out")

@@ -9,10 +9,10 @@ import json
 from collections.abc import Mapping
 
 from reluformer import files
-from reluformer.scoring import compare, read_hypotheses
 from reluformer.study.experiment import Experiment
 from reluformer.study.folder import StudyFolder
 from reluformer.study.gathered import Gathered
+from reluformer.translation.scoring import compare, read_hypotheses
 
 NOTE = (
     "p is sacreBLEU's: how often the size of a resampled difference exceeds its own mean by more than "

@@ -11,7 +11,7 @@ import torch
 
 from reluformer.config import RegularizerConfig, TrainingConfig
 from reluformer.config.recipe import ModelRecipe
-from reluformer.model import ReLUFormer
+from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.study.plan import Plan, Run
 from reluformer.study.recall import RecallModel, Task
 from reluformer.study.trainings import model_of

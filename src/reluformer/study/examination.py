@@ -14,17 +14,17 @@ from typing import Any
 from reluformer import files
 from reluformer.config import DataConfig
 from reluformer.config.data import SegmentConfig
-from reluformer.data.document import Document
-from reluformer.data.embedded import document_from_id, score_discourse
-from reluformer.data.readers import read_documents
-from reluformer.data.segments import cut, encode_documents
-from reluformer.decoding.forced import score as forced_score
-from reluformer.decoding.translator import Translator, load
-from reluformer.scoring import score
 from reluformer.study import maps
 from reluformer.study.corpora import data_config
 from reluformer.study.plan import Run
 from reluformer.study.trainings import Context, rounded
+from reluformer.translation.document import Document
+from reluformer.translation.embedded import document_from_id, score_discourse
+from reluformer.translation.forced import score as forced_score
+from reluformer.translation.readers import read_documents
+from reluformer.translation.scoring import score
+from reluformer.translation.segments import cut, encode_documents
+from reluformer.translation.translator import Translator, load
 
 POSITION_BORDERS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 

@@ -27,8 +27,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from reluformer import files, storage
+from reluformer import files
 from reluformer.errors import StorageError
+from reluformer.models import storage
 from reluformer.study.plan import VERSION, Plan, Run
 
 BUSY, INTERRUPTED = 75, 130

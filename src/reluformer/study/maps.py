@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from reluformer import memory
-from reluformer.data.document import Document
-from reluformer.data.segments import EncodedDocument, encode_documents
-from reluformer.data.tokenizer import BEGIN, END, SEPARATOR, Tokenizer
-from reluformer.decoding.stepper import evaluating
-from reluformer.decoding.translator import Translator
 from reluformer.layers import Attention, Sublayer, TokenRead, TokenSlots
-from reluformer.model import ReLUFormer
+from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.study.trainings import rounded
+from reluformer.translation.document import Document
+from reluformer.translation.segments import EncodedDocument, encode_documents
+from reluformer.translation.stepper import evaluating
+from reluformer.translation.tokenizer import BEGIN, END, SEPARATOR, Tokenizer
+from reluformer.translation.translator import Translator
 
 _ENGLISH = """the a an of to in on at by for with from and or but that this these those it its is are was were be been
 has have had not as we i you he she they our"""

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reluformer import files
+from reluformer.report_page import FONTS, inline_svg
 from reluformer.study import bootstrap, figures, measures
 from reluformer.study.experiment import Experiment, Figure
 from reluformer.study.folder import StudyFolder, seconds_of
 from reluformer.study.gathered import Gathered
 from reluformer.study.intervals import interval
-from reluformer.study.page import FONTS, inline_svg
 from reluformer.study.plan import Plan
 from reluformer.study.sections import Drawn, Section, Table, html_page, in_order, markdown_page
 from reluformer.study.verdicts import Verdict, judge

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from reluformer.report_page import page
 from reluformer.study.bootstrap import NOTE
 from reluformer.study.experiment import Claim, Experiment, Figure, Scale
-from reluformer.study.page import page
 from reluformer.study.verdicts import Verdict
 
 TITLE = "ReLU and softmax: the paper's claims, rerun"

@@ -22,12 +22,12 @@ from torch import Tensor
 
 from reluformer import kernels
 from reluformer.config import ModelConfig, RegularizerConfig, TrainingConfig
-from reluformer.data.tokenizer import BEGIN
-from reluformer.model import ReLUFormer
+from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.study.plan import Run
 from reluformer.study.trainings import Context, model_of, rounded
 from reluformer.training.objective import Objective
 from reluformer.training.optimizer import adamw
+from reluformer.translation.tokenizer import BEGIN
 
 BASELINE = "softmax"
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from reluformer.config import DecodingConfig, Recipe, TrainingConfig
 from reluformer.config.recipe import ModelRecipe
-from reluformer.data.prepare import prepare
 from reluformer.errors import ReluformerError, StorageError
 from reluformer.study.corpora import data_config, prepared_name
 from reluformer.study.folder import StudyFolder
@@ -20,6 +19,7 @@ from reluformer.training.launch import train
 from reluformer.training.loop import DivergedError
 from reluformer.training.progress import Glance
 from reluformer.training.run import RunDirectory
+from reluformer.translation.prepare import prepare
 
 TELEMETRY = (
     *("read_variance", "output_variance", "residual_variance", "zero_fraction", "entropy", "row_sum"),

@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 
 from reluformer.config.training import TrainingConfig
-from reluformer.data.batches import Batch, BatchPlan, Lengths, Pair, collate, sorted_batches
-from reluformer.data.tokenizer import BEGIN, PAD
+from reluformer.translation.batches import Batch, BatchPlan, Lengths, Pair, collate, sorted_batches
+from reluformer.translation.tokenizer import BEGIN, PAD
 
 
 class Segments(Protocol):

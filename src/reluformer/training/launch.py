@@ -20,14 +20,11 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
-from reluformer import storage
 from reluformer.config.recipe import Recipe
 from reluformer.config.training import TrainingConfig
-from reluformer.data.prepare import prepare
-from reluformer.data.prepared import PreparedCorpus
-from reluformer.data.tokenizer import Tokenizer
 from reluformer.errors import ArgumentError, ConfigError, ReluformerError, StorageError
-from reluformer.model import ReLUFormer
+from reluformer.models import storage
+from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.training import progress as shown
 from reluformer.training.averaging import mean_of
 from reluformer.training.feed import Feed, ValidationFeed
@@ -38,6 +35,9 @@ from reluformer.training.progress import SilentProgress, TrainingProgress
 from reluformer.training.run import RunDirectory
 from reluformer.training.start import check_beginning, goes_on, is_finished, start
 from reluformer.training.tensorboard import tensorboard_listener
+from reluformer.translation.prepare import prepare
+from reluformer.translation.prepared import PreparedCorpus
+from reluformer.translation.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

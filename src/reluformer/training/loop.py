@@ -25,8 +25,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from reluformer.config.training import TrainingConfig
-from reluformer.data.batches import Batch
-from reluformer.model import ReLUFormer
+from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.telemetry import Telemetry
 from reluformer.training.averaging import MovingAverage
 from reluformer.training.checkpoint import Checkpoint
@@ -40,6 +39,7 @@ from reluformer.training.rule_warmup import RuleWarmup
 from reluformer.training.run import RunDirectory
 from reluformer.training.schedule import learning_rate
 from reluformer.training.state import Interval, TrainingState
+from reluformer.translation.batches import Batch
 
 Evaluate = Callable[[ReLUFormer], Mapping[str, float]]
 """Scores of a model beside its loss, e.g. {"bleu": 27.1}; called on the main process at each validation."""

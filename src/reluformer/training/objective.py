@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from reluformer import regularizers
 from reluformer.config import RegularizerConfig
-from reluformer.model import ReLUFormer
+from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.regularizers import RegularizerSums
 
 _CHUNK_CELLS = 2**23

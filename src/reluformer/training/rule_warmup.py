@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reluformer.layers import TokenRead
-from reluformer.model import ReLUFormer
+from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.rules import RowCentered
 
 

@@ -23,11 +23,12 @@ from typing import Any, Literal
 import yaml
 from torch import Tensor
 
-from reluformer import files, storage
+from reluformer import files
 from reluformer.config import ModelConfig
 from reluformer.config.base import load_yaml
 from reluformer.config.recipe import Recipe
 from reluformer.errors import ConfigError, StorageError
+from reluformer.models import storage
 from reluformer.training.checkpoint import CheckpointStore
 
 Status = Literal["running", "interrupted", "diverged", "finished"]

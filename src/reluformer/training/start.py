@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from reluformer import storage
 from reluformer.config.recipe import Recipe
-from reluformer.data.prepared import PreparedCorpus
-from reluformer.data.tokenizer import Tokenizer
 from reluformer.errors import ConfigError, StorageError
-from reluformer.model import ReLUFormer
+from reluformer.models import storage
+from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.training.checkpoint import Checkpoint
 from reluformer.training.loop import Trainer
 from reluformer.training.run import RunDirectory
+from reluformer.translation.prepared import PreparedCorpus
+from reluformer.translation.tokenizer import Tokenizer
 
 
 def is_finished(run: RunDirectory, recipe: Recipe) -> bool:

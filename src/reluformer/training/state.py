@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from reluformer.config.training import RegularizerConfig
-from reluformer.data.batches import Batch
+from reluformer.translation.batches import Batch
 
 
 @dataclass(frozen=True)

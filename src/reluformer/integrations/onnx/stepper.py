@@ -1,0 +1,132 @@
+"""Beam search on exported graphs: onnxruntime computes, and the slots stay in its memory.
+
+Shapes: B sources, K beams of each, R = B * K rows, S source tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import torch
+from onnxruntime import OrtValue
+from torch import Tensor
+
+from reluformer.errors import ArgumentError, StorageError
+from reluformer.translation import candidates
+from reluformer.translation.stepper import Stepper
+
+
+class OnnxBeams:
+    """What has been decoded: the slots of the sources and of all rows of the last step."""
+
+    def __init__(self, mask: Tensor, cross: list[Tensor]) -> None:
+        self.mask = mask  # (B, S)
+        self.cross = cross  # keys and values of each layer, (B, H, S, d)
+        self.past: list[OrtValue] = []  # the same of what is decoded, (rows of the last step, H, T, d)
+        self.kept: Tensor | None = None  # which of these rows the present ones are; None = all
+        self.rows = mask.size(0)
+        self._fixed: dict[str, OrtValue] = {}
+
+    def select(self, sources: Tensor) -> None:
+        beams = self.rows // self.mask.size(0)
+        rows = (sources[:, None] * beams + torch.arange(beams)).flatten()
+        self.kept = rows if self.kept is None else self.kept[rows]
+        self.mask = self.mask.index_select(0, sources)
+        self.cross = [part.index_select(0, sources) for part in self.cross]
+        self.rows = rows.numel()
+        self._fixed = {}
+
+    def fixed(self, names: list[str]) -> Mapping[str, OrtValue]:
+        """The inputs that stay the same from step to step; `names` are those of `cross`."""
+        if not self._fixed:
+            self._fixed = {"mask": _value(self.mask), **dict(zip(names, map(_value, self.cross), strict=True))}
+        return self._fixed
+
+
+class OnnxStepper(Stepper[OnnxBeams]):
+    """Two sessions on the CPU, with as many threads as torch has when they are opened."""
+
+    def __init__(self, encoder: Path, decoder: Path) -> None:
+        self._encoder, self._decoder = session_of(encoder), session_of(decoder)
+        inputs = {entry.name: entry.shape for entry in self._decoder.get_inputs()}
+        outputs = {entry.name: entry.shape for entry in self._decoder.get_outputs()}
+        self._cross = [name for name in inputs if name.startswith("cross_")]
+        self._past = [name for name in inputs if name.startswith("past_")]
+        self._outputs = ["logits", *(name.replace("past_", "present_") for name in self._past)]
+        _, self._heads, _, self._width = inputs[self._past[0]]
+        self.vocab_size = int(outputs["logits"][-1])
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @torch.inference_mode()
+    def begin(self, source: Tensor, mask: Tensor | None, prefix: Tensor) -> tuple[Tensor, OnnxBeams]:
+        for name, tokens in (("source", source), ("prefix", prefix)):
+            self._check_tokens(name, tokens)
+        beams = self.encode(source, mask)
+        return self._append(prefix[:, None], torch.arange(source.size(0))[:, None], beams), beams
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor, parents: Tensor, beams: OnnxBeams) -> Tensor:
+        sources = beams.mask.size(0)
+        rows = parents if beams.kept is None else beams.kept[parents]
+        return self._append(tokens.view(sources, -1, 1), rows.view(sources, -1), beams)
+
+    def best(self, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        return candidates.best(rows, k)
+
+    def encode(self, source: Tensor, mask: Tensor | None) -> OnnxBeams:
+        """Sources (B, S), of which nothing is decoded yet."""
+        mask = torch.ones_like(source, dtype=torch.bool) if mask is None else mask
+        found = self._encoder.run(self._cross, {"source": source.numpy(), "mask": mask.numpy()})
+        beams = OnnxBeams(mask, [torch.from_numpy(part) for part in found])
+        nothing = _value(torch.empty(source.size(0), self._heads, 0, self._width))
+        beams.past = [nothing] * len(self._past)
+        return beams
+
+    def logits(self, tokens: Tensor, parents: Tensor, beams: OnnxBeams) -> Tensor:
+        """Append `tokens` (B, K, T) to the rows `parents` (B, K) of the last step; (B, K, V)."""
+        past = dict(zip(self._past, beams.past, strict=True))
+        varying = {"tokens": _value(tokens), "parents": _value(parents)}
+        feeds = {**varying, **beams.fixed(self._cross), **past}
+        logits, *beams.past = self._decoder.run_with_ort_values(self._outputs, feeds)
+        beams.kept, beams.rows = None, parents.numel()
+        return torch.from_numpy(logits.numpy())
+
+    def _append(self, tokens: Tensor, parents: Tensor, beams: OnnxBeams) -> Tensor:
+        return torch.log_softmax(self.logits(tokens, parents, beams).flatten(0, 1), 1)
+
+    def _check_tokens(self, name: str, tokens: Tensor) -> None:
+        """A graph would take a negative id for one counted from the end."""
+        if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.vocab_size:
+            raise ArgumentError(
+                f"{name} holds token ids from {int(tokens.min())} to {int(tokens.max())}, the vocabulary has ids 0 to "
+                f"{self.vocab_size - 1}; use the tokenizer of the export"
+            )
+
+
+def session_of(path: Path) -> onnxruntime.InferenceSession:
+    """A graph ready to run on the CPU."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.inter_op_num_threads = 1
+    # threads that spin between operators keep torch's own, which search the beams, from the cores
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    try:
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    # onnxruntime has no common base for its errors
+    except Exception as error:
+        raise StorageError(
+            f"{path}: onnxruntime {onnxruntime.__version__} cannot load it ({str(error).splitlines()[0]}); export the "
+            "run with a lower --opset, or install a newer onnxruntime"
+        ) from None
+
+
+def _value(tensor: Tensor) -> OrtValue:
+    """The same memory for onnxruntime."""
+    array: np.ndarray = tensor.contiguous().numpy()
+    return OrtValue.ortvalue_from_numpy(array)

@@ -1,0 +1,144 @@
+"""What each token of a translation read of its source, and which slots fired: for `/inspect`.
+
+A document longer than the model's window is looked at in parts, each read alone, so that
+what is shown is all that the model saw.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from reluformer.integrations.server.limits import Limits
+from reluformer.integrations.server.refusals import Refusal, too_large
+from reluformer.integrations.server.served import ServedModel
+from reluformer.translation import formats
+from reluformer.translation.inspection import ReadMap, read_map
+from reluformer.translation.words import Word, laid_out, parts_of
+
+TOP_SLOTS = 32
+MOST_WEIGHTS = 2_000_000
+"""Of all layers and heads: what a browser can still take."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The tokens of one part of a text, each with the place of its word, and the words."""
+
+    tokens: list[tuple[int, int]]
+    words: list[Word]
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens alone."""
+        return [token for token, _ in self.tokens]
+
+
+def source_parts(model: ServedModel, text: str) -> list[list[str]]:
+    """The sentences of a text, in parts that fit into a window."""
+    sentences = _sentences(model, text)
+    if not sentences:
+        raise Refusal(400, "nothing_to_read", "'q' holds no sentence", "send some words")
+    return list(parts_of(model.translator.tokenizer, sentences, model.translator.config.window_tokens))
+
+
+def target_parts(model: ServedModel, parts: Sequence[Sequence[str]], text: str | list[str]) -> list[list[str]]:
+    """The sentences of a given translation, dealt out like those of its source; a list is split already."""
+    sentences = _sentences(model, text) if isinstance(text, str) else [" ".join(given.split()) for given in text]
+    if not sentences:
+        raise Refusal(400, "nothing_to_read", "'text' holds no sentence", "leave it out to have 'q' translated")
+    ends = [0]
+    for part in parts:
+        ends.append(ends[-1] + len(part))
+    if len(parts) == 1 and isinstance(text, str):
+        return [sentences]
+    if ends[-1] != len(sentences):
+        one = ", and they do not fit into one window" if isinstance(text, str) else ""
+        sentence = f"'q' has {ends[-1]} sentences but 'text' has {len(sentences)}{one}"
+        raise Refusal(422, "not_aligned", sentence, "send as many sentences, or fewer of them")
+    return [sentences[start:stop] for start, stop in pairwise(ends)]
+
+
+def _sentences(model: ServedModel, text: str) -> list[str]:
+    found, _ = formats.get("plain", source=model.source, target=model.target).parse(text)
+    return [" ".join(sentence.split()) for sentence in found]
+
+
+def lay_out(model: ServedModel, parts: Sequence[Sequence[str]], limits: Limits, what: str) -> list[Part]:
+    """Parts with their tokens; refused where these are too many."""
+    laid, first = [], 0
+    for part in parts:
+        laid.append(Part(*laid_out(model.translator.tokenizer, part, first)))
+        first += len(part)
+    if sum(len(part.tokens) for part in laid) > limits.inspected_tokens:
+        raise too_large(what, limits.inspected_tokens, "tokens")
+    return laid
+
+
+def check_weights(model: ServedModel, sources: Sequence[Part], targets: Sequence[Part]) -> None:
+    """Refuse what has more weights than can be shown."""
+    config = model.translator.model.config
+    pairs = sum(len(s.tokens) * len(t.tokens) for s, t in zip(sources, targets, strict=True))
+    if pairs * config.heads * config.decoder_layers > MOST_WEIGHTS:
+        raise too_large("the table of reads", MOST_WEIGHTS, "weights")
+
+
+def look(model: ServedModel, sources: Sequence[Part], targets: Sequence[Part]) -> list[ReadMap]:
+    """The reads of each part; belongs into the engine's thread."""
+    return [
+        read_map(model.translator.model, source.ids, target.ids, slots=TOP_SLOTS)
+        for source, target in zip(sources, targets, strict=True)
+    ]
+
+
+def to_json(
+    model: ServedModel, text: str, sources: Sequence[Part], targets: Sequence[Part], maps: Sequence[ReadMap]
+) -> bytes:
+    """The answer; places count through all parts."""
+    config = model.translator.model.config
+    layers, heads = config.decoder_layers, config.heads
+    reads: list[list[list[list[tuple[int, float]]]]] = [[[] for _ in range(heads)] for _ in range(layers)]
+    slots: list[list[dict[str, object]]] = [[] for _ in range(layers)]
+    first = 0
+    for source, found in zip(sources, maps, strict=True):
+        for one in found.heads:
+            reads[one.layer][one.head] += [[(first + place, _short(w)) for place, w in row] for row in one.rows]
+        for memory in found.slots:
+            slots[memory.layer] += [
+                {"fired": fired, "of": memory.slots, "top": [(slot, _short(w)) for slot, w in row]}
+                for fired, row in zip(memory.fired, memory.rows, strict=True)
+            ]
+        first += len(source.tokens)
+    sizes = [len(found.source) * len(found.target) for found in maps]
+    zeros = sum(found.zero_fraction * size for found, size in zip(maps, sizes, strict=True)) / sum(sizes)
+    answer = {
+        "model": model.name,
+        "text": text,
+        "source_tokens": _tokens(model, sources),
+        "target_tokens": _tokens(model, targets),
+        "layers": layers,
+        "heads": heads,
+        "reads": reads,
+        "slots": slots,
+        "zero_fraction": zeros,
+    }
+    return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _tokens(model: ServedModel, parts: Sequence[Part]) -> list[dict[str, object]]:
+    described: list[dict[str, object]] = []
+    first = 0
+    for part in parts:
+        for token, place in part.tokens:
+            word = part.words[place]
+            text = word.text if word.is_mark else model.translator.tokenizer.decode([token])
+            described.append({"text": text, "word": first + place, "sentence": word.sentence})
+        first += len(part.words)
+    return described
+
+
+def _short(weight: float) -> float:
+    """Four digits are enough to draw it; what is not zero stays so."""
+    return float(f"{weight:.4g}")

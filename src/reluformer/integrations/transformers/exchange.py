@@ -1,0 +1,165 @@
+"""A run as a directory of transformers, and back: the same numbers both ways.
+
+    run                                     directory of transformers
+    config.json, model.safetensors          config.json (network, decoding, tokenizer_sha256), model.safetensors
+    tokenizer.json, tokenizer.meta.json     the same files, and tokenizer_config.json
+    recipe.yaml                             the same file: how the model was trained and decodes
+
+The directory appears under its name only when it is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from transformers.utils import logging
+
+from reluformer.errors import StorageError
+from reluformer.integrations.transformers.configuration import ReLUFormerConfig
+from reluformer.integrations.transformers.modeling import ReLUFormerForConditionalGeneration
+from reluformer.integrations.transformers.tokenization import ReLUFormerTokenizer
+from reluformer.models import storage
+from reluformer.translation.runs import RECIPE
+from reluformer.translation.translator import load
+
+
+def export_run(run: Path, out: Path, *, force: bool = False) -> dict[str, Any]:
+    """Write the model of `run` as a directory that `from_pretrained` reads; what was written."""
+    found = load(run)
+    languages = _languages(run)
+    config = ReLUFormerConfig.from_model_config(
+        found.model.config,
+        tokenizer_sha256=found.tokenizer.fingerprint,
+        decoding=found.config.model_dump(mode="json"),
+        **languages,
+    )
+    model = ReLUFormerForConditionalGeneration(config).eval()
+    model.model.load_state_dict(found.model.state_dict())
+    with _whole_directory(out, force, _is_export) as directory, _without_progress_bars():
+        model.save_pretrained(directory)
+        ReLUFormerTokenizer.of(found.tokenizer).save_pretrained(directory)
+        _copy_recipe(run, directory)
+    return {"source": str(run), "out": str(out), "to": "hf", **_facts(found.model, out)}
+
+
+def import_run(source: Path, out: Path, *, force: bool = False) -> dict[str, Any]:
+    """Write a directory of transformers that holds a ReLUFormer as a run that `reluformer.load` reads."""
+    _check_is_ours(source)
+    tokenizer = ReLUFormerTokenizer.from_pretrained(source)
+    with _without_progress_bars():
+        model = ReLUFormerForConditionalGeneration.from_pretrained(source, dtype=torch.float32)
+    with _whole_directory(out, force, _is_imported) as directory:
+        tokenizer.own.save(directory)
+        _copy_recipe(source, directory)
+        network = model.config.to_model_config()
+        storage.save(directory, network, model.model.state_dict(), tokenizer.own.fingerprint)
+        load(directory)  # every check that a run has to pass
+    return {"source": str(source), "out": str(out), "to": "run", **_facts(model.model, out)}
+
+
+def _facts(model: Any, out: Path) -> dict[str, Any]:
+    files = {path.name: path.stat().st_size for path in sorted(out.iterdir()) if path.is_file()}
+    return {"parameters": model.parameter_count(), "files": files}
+
+
+def _check_is_ours(source: Path) -> None:
+    """Say what a directory is instead, before transformers guesses."""
+    path = source / storage.CONFIG
+    if not source.is_dir():
+        raise StorageError(f"{source}: no such directory; give that of an export or a saved model")
+    if not path.is_file():
+        raise StorageError(f"{source}: holds no {storage.CONFIG}; give the directory of an export or a saved model")
+    try:
+        kind = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{path}: damaged, not readable as JSON ({error}); export the model again") from None
+    if not isinstance(kind, dict) or kind.get("model_type") != ReLUFormerConfig.model_type:
+        found = kind.get("model_type") if isinstance(kind, dict) else None
+        raise StorageError(
+            f"{path}: a model of type {found!r}; only a ReLUFormer ('{ReLUFormerConfig.model_type}') can become a run"
+        )
+
+
+def _languages(run: Path) -> dict[str, str]:
+    """What the run translates from and into, where its recipe says so; it was read already."""
+    if not (run / RECIPE).is_file():
+        return {}
+    data = yaml.safe_load((run / RECIPE).read_text(encoding="utf-8")).get("data", {})
+    return {key: data[key] for key in ("source_lang", "target_lang") if isinstance(data.get(key), str)}
+
+
+def _copy_recipe(source: Path, target: Path) -> None:
+    if (source / RECIPE).is_file():
+        shutil.copyfile(source / RECIPE, target / RECIPE)
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """A model here is written in a moment, and its files are listed."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def _whole_directory(out: Path, force: bool, may_go: Callable[[Path], bool]) -> Iterator[Path]:
+    """A directory to write to; it gets its name, and replaces what had it, when the block ends well."""
+    replaced = _replaceable(out, force, may_go)
+    partial = out.with_name(out.name + ".partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        yield partial
+        if replaced:
+            shutil.rmtree(out)
+        partial.replace(out)
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        raise StorageError(f"{out}: cannot be written: {error.strerror or error}; choose another directory") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _replaceable(out: Path, force: bool, may_go: Callable[[Path], bool]) -> bool:
+    """Whether something stands in the way that may go; an error if it may not."""
+    if not out.exists():
+        return False
+    if not out.is_dir():
+        raise StorageError(f"{out}: is a file; give a directory with --out")
+    if any(out.iterdir()):
+        if not force:
+            raise StorageError(f"{out}: exists and is not empty; choose another --out, or --force to replace it")
+        if not may_go(out):
+            raise StorageError(f"{out}: is no export, so --force does not replace it; choose another --out")
+    return True
+
+
+def _is_export(directory: Path) -> bool:
+    return _says(directory, "model_type", ReLUFormerConfig.model_type)
+
+
+def _is_imported(directory: Path) -> bool:
+    """A run that was trained here is not: nobody could make it again from an export."""
+    trained = any((directory / name).exists() for name in ("status.json", "checkpoints"))
+    return not trained and _says(directory, "kind", storage.KIND)
+
+
+def _says(directory: Path, key: str, value: str) -> bool:
+    """Whether config.json is ours: other programs have files of that name, too."""
+    try:
+        content = json.loads((directory / storage.CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and content.get(key) == value

@@ -1,0 +1,265 @@
+"""ReLUFormer as a model of transformers: `generate`, `Trainer`, `save_pretrained`, `from_pretrained`.
+
+It holds one `reluformer.ReLUFormer`; nothing of the network is written twice. The cache is
+transformers' own (`EncoderDecoderCache`), so that all its ways of generation work.
+
+Shapes: B rows, S source tokens, T target tokens, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+
+from reluformer.errors import ArgumentError, StorageError
+from reluformer.integrations.transformers.configuration import ReLUFormerConfig
+from reluformer.layers import SlotCache, TokenSlots
+from reluformer.models.encoder_decoder import DecoderState, Encoded, ReLUFormer
+
+IGNORED_LABEL = -100
+
+
+class ReLUFormerForConditionalGeneration(PreTrainedModel, GenerationMixin):
+    """A source in, a target out; `model` is the network itself."""
+
+    config_class = ReLUFormerConfig
+    base_model_prefix = "model"
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    accepts_loss_kwargs = True
+    _no_split_modules: ClassVar[list[str]] = ["Block"]
+    _tied_weights_keys: ClassVar[dict[str, str]] = {
+        "model.target_embedding.weight": "model.source_embedding.weight",
+        "model.output_embedding.weight": "model.source_embedding.weight",
+    }
+    _can_set_attn_implementation_cached_value = False  # the rules are those of the configuration
+
+    def __init__(self, config: ReLUFormerConfig) -> None:
+        super().__init__(config)
+        self.model = ReLUFormer(config.to_model_config())
+        self.post_init()
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **options: Any) -> Any:
+        """As for every model of transformers, but a weight that is missing or does not fit is an error."""
+        wants_report = options.pop("output_loading_info", False)
+        options["output_loading_info"] = True
+        _check_files(pretrained_model_name_or_path)
+        try:
+            model, report = super().from_pretrained(pretrained_model_name_or_path, *args, **options)
+        except (SafetensorError, RuntimeError) as error:
+            raise StorageError(
+                f"{pretrained_model_name_or_path}: the weights are damaged or belong to another config.json "
+                f"({str(error).splitlines()[0]}); export or save the model again"
+            ) from None
+        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+            if names := sorted(map(str, report.get(kind) or ())):
+                raise StorageError(
+                    f"{pretrained_model_name_or_path}: the weights do not fit config.json: {kind.replace('_', ' ')} "
+                    f"{', '.join(names[:3])}{' ...' if len(names) > 3 else ''}; export or save the model again"
+                )
+        return (model, report) if wants_report else model
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple[Tensor, ...] | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> Seq2SeqLMOutput | tuple[Tensor, ...]:
+        """Logits (B, T, V) for the token after each of `decoder_input_ids`, and the loss of `labels`.
+
+        Both sides are padded on the right. Labels of -100 or of the padding token do not count.
+        """
+        _refuse_recording(output_attentions, output_hidden_states)
+        if decoder_input_ids is None and labels is not None:
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        if decoder_input_ids is None:
+            raise ArgumentError("neither decoder_input_ids nor labels are given; pass one of them, or call generate()")
+        _check_padding("decoder_attention_mask", decoder_attention_mask, past_key_values)
+        encoded = self._encoded(input_ids, attention_mask, encoder_outputs)
+        caches = self.config.use_cache and labels is None and not self.training if use_cache is None else use_cache
+        if caches and past_key_values is None:
+            past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        if past_key_values is None:
+            states, _ = self.model.decode(decoder_input_ids, encoded)
+        else:
+            states = self.model.step(decoder_input_ids, self._decoder_state(encoded, past_key_values))
+        logits = self.model.logits(states)
+        output = Seq2SeqLMOutput(
+            loss=None if labels is None else self._loss(logits, labels, num_items_in_batch),
+            logits=logits,
+            past_key_values=past_key_values if caches else None,
+            encoder_last_hidden_state=encoded.states,
+        )
+        return output.to_tuple() if return_dict is False else output
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """The target that the labels continue: begin, then all of them but the last."""
+        begin = labels.new_full((labels.size(0), 1), self.config.decoder_start_token_id)
+        before = labels[:, :-1]
+        return torch.cat([begin, before.masked_fill(before == IGNORED_LABEL, self.config.pad_token_id)], 1)
+
+    def get_encoder(self, *args: Any, **options: Any) -> SourceEncoder:
+        return SourceEncoder(self)
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.model.source_embedding
+
+    def get_output_embeddings(self) -> nn.Embedding:
+        return self.model.output_embedding
+
+    def resize_token_embeddings(self, *args: Any, **options: Any) -> nn.Embedding:
+        raise ArgumentError(
+            "the vocabulary of a ReLUFormer is that of its tokenizer; train a model with the tokenizer that you want"
+        )
+
+    def gradient_checkpointing_enable(self, *args: Any, **options: Any) -> None:
+        """Recompute each block in the backward pass; the arguments of transformers have no effect."""
+        self._checkpoint_activations(True)
+
+    def gradient_checkpointing_disable(self) -> None:
+        self._checkpoint_activations(False)
+
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        return self.model.config.checkpoint_activations
+
+    def _checkpoint_activations(self, on: bool) -> None:
+        self.model.config = self.model.config.replace(checkpoint_activations=on)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Nothing: the layers of a ReLUFormer draw their own weights."""
+
+    def _encoded(self, tokens: Tensor | None, mask: Tensor | None, outputs: Any) -> Encoded:
+        if outputs is not None:
+            return Encoded(outputs[0], _source_mask(mask), {})
+        if tokens is None:
+            raise ArgumentError("neither input_ids nor encoder_outputs are given; pass the tokens of the source")
+        if mask is None:
+            mask = tokens != self.config.pad_token_id
+        return self.model.encode(tokens, _source_mask(mask))
+
+    def _decoder_state(self, encoded: Encoded, cache: EncoderDecoderCache) -> DecoderState:
+        """What `ReLUFormer.step` goes on from, kept in transformers' cache."""
+        if not isinstance(cache, EncoderDecoderCache):
+            raise ArgumentError(f"past_key_values is a {type(cache).__name__}; pass an EncoderDecoderCache")
+        sources = []
+        for layer, block in enumerate(self.model._decoder_blocks()):
+            if not cache.is_updated.get(layer):
+                made = block.source_slots(encoded.states, encoded.mask)
+                cache.cross_attention_cache.update(made.keys, made.values, layer)
+                cache.is_updated[layer] = True
+            kept = cache.cross_attention_cache.layers[layer]
+            sources.append(TokenSlots(kept.keys, kept.values, encoded.mask))
+        state = DecoderState(sources)
+        state.length = int(cache.get_seq_length())
+        state.caches = [LayerCache(cache, layer, state) for layer in range(len(sources))]
+        return state
+
+    def _loss(self, logits: Tensor, labels: Tensor, count: Tensor | int | None) -> Tensor:
+        """Cross entropy, over `count` labels where several batches make one update."""
+        labels = labels.masked_fill(labels == self.config.pad_token_id, IGNORED_LABEL)
+        total = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="sum")
+        counted = (labels != IGNORED_LABEL).sum().clamp_min(1) if count is None else count
+        return total / counted
+
+
+class SourceEncoder:
+    """The half that reads the source, as `generate` calls it."""
+
+    main_input_name = "input_ids"
+
+    def __init__(self, model: ReLUFormerForConditionalGeneration) -> None:
+        self._model = model
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> BaseModelOutput:
+        """(B, S) -> (B, S, D)."""
+        _refuse_recording(output_attentions, output_hidden_states)
+        return BaseModelOutput(last_hidden_state=self._model._encoded(input_ids, attention_mask, None).states)
+
+    __call__ = forward
+
+
+class LayerCache(SlotCache):
+    """The slots of one layer, in transformers' cache."""
+
+    def __init__(self, cache: EncoderDecoderCache, layer: int, state: DecoderState) -> None:
+        super().__init__()
+        self._cache, self._layer, self._state = cache.self_attention_cache, layer, state
+
+    def append(self, new: TokenSlots) -> TokenSlots:
+        keys, values = self._cache.update(new.keys, new.values, self._layer)
+        if keys.size(2) != self._state.length + new.keys.size(2):
+            raise ArgumentError(
+                f"the cache ({type(self._cache).__name__}) gives {keys.size(2)} slots after "
+                f"{self._state.length + new.keys.size(2)} tokens; use the dynamic cache, which is the default"
+            )
+        return TokenSlots(keys, values)
+
+
+def _source_mask(mask: Tensor | None) -> Tensor | None:
+    """(B, S), True at tokens; None where nothing is padded."""
+    if mask is None:
+        return None
+    mask = mask.bool()
+    _check_padding("attention_mask", mask, None)
+    return None if bool(mask.all()) else mask
+
+
+def _check_padding(name: str, mask: Tensor | None, cache: Any) -> None:
+    if mask is None:
+        return
+    if mask.ndim != 2:
+        raise ArgumentError(
+            f"{name} has shape {tuple(mask.shape)}; a ReLUFormer takes (batch, length), and with generate() the "
+            "dynamic cache, which is the default"
+        )
+    visible = mask.bool()
+    grown = cache is not None and cache.get_seq_length() > 0
+    if bool((visible[:, 1:] & ~visible[:, :-1]).any()) or (grown and not bool(visible.all())):
+        raise ArgumentError(
+            f"{name} of shape {tuple(mask.shape)} hides a token before a visible one; positions count from the left, "
+            "so pad on the right (tokenizer.padding_side = 'right')"
+        )
+
+
+def _refuse_recording(attentions: bool | None, hidden_states: bool | None) -> None:
+    if attentions or hidden_states:
+        raise ArgumentError(
+            "a ReLUFormer does not record attentions or hidden states here; "
+            "reluformer.translation.inspection.read_map(model.model, ...) gives what each token read"
+        )
+
+
+def _check_files(name: Any) -> None:
+    """A directory without its files is named as what it is, before transformers looks for it on the Hub."""
+    directory = Path(str(name))
+    if not directory.is_dir():
+        return
+    if not (directory / "config.json").is_file():
+        raise StorageError(f"{directory}: holds no config.json; give the directory of an export or a saved model")
+    if not any(directory.glob("*.safetensors")):
+        raise StorageError(f"{directory}: model.safetensors is missing; copy the whole directory or export again")

@@ -1,0 +1,134 @@
+"""Our tokenizer as a `PreTrainedTokenizerFast`: the same ids, from the same tokenizer.json.
+
+A text is one sentence; it gets an end token. Documents, whose sentences are separated by a
+token, go through `encode_documents`. tokenizer.json is never written anew, so that its
+fingerprint stays that of the model's configuration.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tokenizers import Tokenizer as Backend
+from tokenizers.processors import TemplateProcessing
+from transformers import BatchEncoding, PreTrainedTokenizerFast
+
+from reluformer.errors import ArgumentError, StorageError
+from reluformer.translation.tokenizer import BEGIN, END, PAD, SEPARATOR, SPECIAL_TOKENS, UNKNOWN, Tokenizer
+
+
+class ReLUFormerTokenizer(PreTrainedTokenizerFast):
+    """Make one with `from_pretrained`, or with `of` from a tokenizer of ours."""
+
+    vocab_files_names: ClassVar[dict[str, str]] = {
+        "tokenizer_file": "tokenizer.json",
+        "metadata_file": "tokenizer.meta.json",
+    }
+    model_input_names: ClassVar[list[str]] = ["input_ids", "attention_mask"]
+
+    def __init__(
+        self,
+        tokenizer_file: str | None = None,
+        metadata_file: str | None = None,
+        own: Tokenizer | None = None,
+        **options: Any,
+    ) -> None:
+        self.own = _load(tokenizer_file, metadata_file) if own is None else own
+        backend = Backend.from_str(self.own.definition)
+        end, separator = SPECIAL_TOKENS[END], SPECIAL_TOKENS[SEPARATOR]
+        backend.post_processor = TemplateProcessing(
+            single=f"$A {end}", pair=f"$A {separator} $B {end}", special_tokens=[(end, END), (separator, SEPARATOR)]
+        )
+        fixed = {
+            "tokenizer_object": backend,
+            "pad_token": SPECIAL_TOKENS[PAD],
+            "bos_token": SPECIAL_TOKENS[BEGIN],
+            "eos_token": end,
+            "sep_token": separator,
+            "unk_token": SPECIAL_TOKENS[UNKNOWN],
+            "padding_side": "right",
+            "clean_up_tokenization_spaces": False,
+            "split_special_tokens": True,  # "<sep>" in a sentence is text
+        }
+        super().__init__(**{**options, **fixed})
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> ReLUFormerTokenizer:
+        """For a tokenizer of ours."""
+        return cls(own=tokenizer)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **options: Any) -> Any:
+        """As for every tokenizer of transformers, but not one of another model."""
+        directory = Path(str(pretrained_model_name_or_path))
+        if directory.is_dir():
+            _load(str(directory / "tokenizer.json"), str(directory / "tokenizer.meta.json"))
+        tokenizer = super().from_pretrained(pretrained_model_name_or_path, *args, **options)
+        if (directory / "config.json").is_file():
+            check_fingerprint(_fingerprint_of_model(directory / "config.json"), tokenizer, str(directory))
+        return tokenizer
+
+    @classmethod
+    def convert_to_native_format(cls, trust_remote_code: bool = False, **options: Any) -> dict[str, Any]:
+        """The file as it is: `__init__` reads it."""
+        return options
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of tokenizer.json."""
+        return self.own.fingerprint
+
+    def encode_documents(self, documents: Sequence[Sequence[str]], **padding: Any) -> BatchEncoding:
+        """Documents as lists of sentences to padded rows; `padding` are options of `pad`, e.g. return_tensors."""
+        rows = []
+        for document in documents:
+            if isinstance(document, str):
+                raise ArgumentError("encode_documents takes documents as lists of sentences; write [[sentence], ...]")
+            tokens = [token for sentence in self.own.encode_batch(list(document)) for token in (*sentence, SEPARATOR)]
+            rows.append([*tokens[:-1], END])
+        return self.pad({"input_ids": rows}, **padding)
+
+    def decode_sentences(self, ids: Sequence[int]) -> list[str]:
+        """The sentences of a generated row, begin and end left out."""
+        tokens = [int(token) for token in ids]
+        return self.own.decode_sentences([token for token in tokens if token not in (PAD, BEGIN)])
+
+    def _save_pretrained(
+        self, save_directory: Any, file_names: tuple[str, ...], *args: Any, **options: Any
+    ) -> tuple[str, ...]:
+        if len(self) != self.own.vocab_size:
+            raise ArgumentError(
+                f"{len(self) - self.own.vocab_size} tokens were added, which no trained model knows; train a "
+                "tokenizer with them (`reluformer prepare`)"
+            )
+        self.own.save(save_directory)
+        return (*file_names, *(str(Path(save_directory) / name) for name in self.vocab_files_names.values()))
+
+
+def check_fingerprint(expected: str | None, tokenizer: Any, where: str) -> None:
+    """Refuse a tokenizer that is not the model's own."""
+    found = getattr(tokenizer, "fingerprint", None)
+    if expected is not None and found != expected:
+        raise StorageError(
+            f"{where}: this is not the tokenizer that the model was trained with; take tokenizer.json and "
+            "tokenizer.meta.json from the model's own directory"
+        )
+
+
+def _load(tokenizer_file: str | None, metadata_file: str | None) -> Tokenizer:
+    if tokenizer_file is None or metadata_file is None:
+        raise StorageError(
+            "tokenizer.json or tokenizer.meta.json is missing; copy both from the run or the export of the model"
+        )
+    return Tokenizer.load(Path(tokenizer_file).parent)
+
+
+def _fingerprint_of_model(path: Path) -> str | None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")).get("tokenizer_sha256")
+    except (OSError, ValueError, AttributeError) as error:
+        raise StorageError(f"{path}: damaged, not readable as JSON ({error}); export the model again") from None
+    return found if isinstance(found, str) else None

@@ -1,0 +1,284 @@
+"""One file over HTTP(S): resumed where it broke off, tried again within limits, verified before it gets its name.
+
+A download grows as `NAME.part`; `NAME.part.version` holds the server's mark of that version
+(ETag or Last-Modified), so that two versions of a file are never spliced together.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import http.client
+import os
+import re
+import socket
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+from reluformer import __version__
+from reluformer.errors import ArgumentError, DataError, StorageError
+from reluformer.translation.downloads.catalogue import Checksum
+
+BLOCK = 2**18
+_RETRIED_STATUS = {408, 425, 429, 500, 502, 503, 504}
+_OFFLINE = {errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN}
+
+Progress = Callable[[str, int, int | None], None]
+"""Told the file's name, the bytes that are here, and all of them where known."""
+
+
+def silent(name: str, received: int, total: int | None) -> None:
+    """Progress for nobody."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a slow or failing server is put up with."""
+
+    attempts: int = 5
+    timeout: float = 30.0
+    first_pause: float = 1.0
+    pause: Callable[[float], None] = time.sleep
+
+    def wait(self, failures: int) -> None:
+        """Pause twice as long after each failure."""
+        self.pause(self.first_pause * 2 ** (failures - 1))
+
+
+@dataclass(frozen=True)
+class Digests:
+    """What a file turned out to be."""
+
+    sha256: str
+    md5: str
+    size: int
+
+    @classmethod
+    def of(cls, path: Path) -> Digests:
+        """Read the file once."""
+        sha256, md5, size = hashlib.sha256(), hashlib.md5(usedforsecurity=False), 0
+        try:
+            with path.open("rb") as file:
+                while block := file.read(BLOCK):
+                    sha256.update(block)
+                    md5.update(block)
+                    size += len(block)
+        except OSError as error:
+            raise StorageError(
+                f"{path}: cannot be read: {error.strerror}; check what it is and who may read it"
+            ) from None
+        return cls(sha256.hexdigest(), md5.hexdigest(), size)
+
+    def match(self, checksum: Checksum) -> bool:
+        """Whether this is the file of the published checksum."""
+        return (self.sha256 if checksum.algorithm == "sha256" else self.md5) == checksum.digest
+
+
+class _Interrupted(Exception):
+    """This attempt failed, the next may not."""
+
+
+def fetch(
+    url: str,
+    target: Path,
+    *,
+    size: int | None = None,
+    verify: Callable[[Path, Digests], None] = lambda path, digests: None,
+    progress: Progress = silent,
+    patience: Patience | None = None,
+) -> Digests:
+    """Download `url` to `target`, which appears only when it is whole and `verify` did not raise.
+
+    An interrupted download is kept and resumed, also by a later call; one that fails `verify` is deleted.
+    """
+    patience = patience or Patience()
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise ArgumentError(f"{url}: only http:// and https:// are downloaded")
+    download = _Download(url, target, size, progress, patience.timeout)
+    failures, before = 0, -1
+    while True:
+        try:
+            download.attempt()
+            break
+        except _Interrupted as error:
+            # an attempt that brought the file further is no failure
+            failures = 1 if download.received > before else failures + 1
+            before = max(before, download.received)
+            if failures >= patience.attempts:
+                raise DataError(f"{url}: gave up after {failures} attempts: {error}; {download.ways_out()}") from None
+            patience.wait(failures)
+    digests = Digests.of(download.part)
+    try:
+        verify(target, digests)
+    except DataError:
+        download.discard()
+        raise
+    download.finish()
+    return digests
+
+
+@dataclass
+class _Download:
+    """One file on its way."""
+
+    url: str
+    target: Path
+    size: int | None
+    progress: Progress
+    timeout: float
+
+    @property
+    def part(self) -> Path:
+        return self.target.with_name(self.target.name + ".part")
+
+    @property
+    def version(self) -> Path:
+        return self.target.with_name(self.target.name + ".part.version")
+
+    @property
+    def received(self) -> int:
+        return self.part.stat().st_size if self.part.exists() else 0
+
+    def discard(self) -> None:
+        self.part.unlink(missing_ok=True)
+        self.version.unlink(missing_ok=True)
+
+    def finish(self) -> None:
+        os.replace(self.part, self.target)
+        self.version.unlink(missing_ok=True)
+
+    def ways_out(self) -> str:
+        """What to do about a server that does not deliver."""
+        kept = f" (the {self.received:,} bytes that arrived are kept)" if self.received else ""
+        return (
+            f"either try again later with the same command{kept}, or download {self.url} by hand "
+            f"into {self.target.parent} and run the command again"
+        )
+
+    def attempt(self) -> None:
+        """One request: the whole file, or what is missing of it."""
+        request = urllib.request.Request(
+            self.url, headers={"User-Agent": f"reluformer/{__version__}", "Accept-Encoding": "identity"}
+        )
+        if self.received and self.version.exists():
+            request.add_header("Range", f"bytes={self.received}-")
+            request.add_header("If-Range", self.version.read_text(encoding="ascii"))
+        try:
+            response = _opener().open(request, timeout=self.timeout)
+        except urllib.error.HTTPError as error:
+            with error:
+                return self._refused(error)
+        except urllib.error.URLError as error:
+            return self._unreachable(error.reason)
+        except (OSError, http.client.HTTPException) as error:
+            raise _Interrupted(str(error) or type(error).__name__) from None
+        with response:
+            self._receive(response)
+
+    def _receive(self, response: Any) -> None:
+        """Write the body to the part, from its end or from the beginning, as the server says."""
+        start = 0
+        if response.status == 206:
+            answer = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
+            if answer is None or int(answer[1]) != self.received:
+                self.discard()
+                raise _Interrupted("the server sent another part of the file than it was asked for")
+            start = self.received
+            total = None if answer[2] == "*" else int(answer[2])
+        else:
+            length = response.headers.get("Content-Length", "")
+            total = int(length) if length.isdigit() else self.size
+        if self.size is not None and total is not None and total != self.size:
+            raise DataError(
+                f"{self.url}: has {total:,} bytes, but {self.size:,} are published: the server holds another file; "
+                "look for the right one and put it by hand into " + str(self.target.parent)
+            )
+        try:
+            self.target.parent.mkdir(parents=True, exist_ok=True)
+            with self.part.open("ab" if start else "wb") as file:
+                if not start:
+                    self._remember_version(response.headers)
+                received = self._copy(response, file, start, total)
+        except OSError as error:
+            raise StorageError(
+                f"{self.part}: cannot be written: {error.strerror or error}; "
+                "free some space or choose another directory with --to"
+            ) from None
+        if total is not None and received < total:
+            raise _Interrupted(f"the connection closed after {received:,} of {total:,} bytes")
+
+    def _copy(self, response: Any, file: IO[bytes], received: int, total: int | None) -> int:
+        self.progress(self.target.name, received, total)
+        while block := _read(response):
+            file.write(block)
+            received += len(block)
+            self.progress(self.target.name, received, total)
+        return received
+
+    def _remember_version(self, headers: Any) -> None:
+        """Without a mark that tells versions apart, a broken download starts anew."""
+        tag = headers.get("ETag", "")
+        mark = tag if tag.startswith('"') else headers.get("Last-Modified", "")
+        if mark.isascii() and mark:
+            self.version.write_text(mark, encoding="ascii")
+        else:
+            self.version.unlink(missing_ok=True)
+
+    def _refused(self, error: urllib.error.HTTPError) -> None:
+        if error.code == 416:
+            if error.headers.get("Content-Range") == f"bytes */{self.received}":
+                return
+            self.discard()
+            raise _Interrupted("the server has a shorter file than before")
+        if error.code in _RETRIED_STATUS:
+            raise _Interrupted(f"the server answers {error.code} {error.reason}")
+        raise DataError(
+            f"{self.url}: the server answers {error.code} {error.reason}; the file may have moved: find it and "
+            f"put it by hand into {self.target.parent}, or name a server that has it with --mirror"
+        ) from None
+
+    def _unreachable(self, reason: str | BaseException) -> None:
+        host = urlsplit(self.url).netloc
+        hopeless = isinstance(reason, socket.gaierror | ssl.SSLCertVerificationError)
+        if isinstance(reason, OSError) and (hopeless or reason.errno in _OFFLINE):
+            raise DataError(f"cannot reach {host}: {reason.strerror}; {self.ways_out()}") from None
+        raise _Interrupted(f"{host}: {reason}") from None
+
+
+def _read(response: Any) -> bytes:
+    try:
+        return bytes(response.read(BLOCK))
+    except (OSError, http.client.HTTPException) as error:
+        raise _Interrupted(str(error) or type(error).__name__) from None
+
+
+class WebRedirects(urllib.request.HTTPRedirectHandler):
+    """Follow redirects, but not out of the web, and not from https down to http."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        scheme = urlsplit(newurl).scheme
+        if scheme not in ("http", "https") or (req.type == "https" and scheme == "http"):
+            raise DataError(f"{req.full_url}: redirects to {newurl}, which is not safe to follow")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    """An opener that knows HTTP(S) and proxies, and no other scheme."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler(),
+        urllib.request.HTTPHandler(),
+        urllib.request.HTTPSHandler(),
+        urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.HTTPErrorProcessor(),
+        WebRedirects(),
+    ):
+        opener.add_handler(handler)
+    return opener

@@ -1,0 +1,127 @@
+"""HTML: the words are translated, tags, comments, scripts and attributes stay.
+
+Running text ends where a block ends (a paragraph, a cell, a line break). Inline markup
+inside of a sentence passes through a model as `spans` describes: `<b>word</b>` as a label
+that is translated, code and other tags whole. Entities are read as the characters that
+they stand for; a translation is escaped again.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from reluformer.translation import splitters
+from reluformer.translation.formats.base import Part, Skeleton, Slot, TextFormat, TextSkeleton
+from reluformer.translation.formats.spans import ADDRESS, MARK, MarkedSlot, Span, segment
+from reluformer.translation.splitters import Splitter
+
+_KEPT = "script|style|pre|textarea|template|svg|math|noscript|iframe|object"
+_INLINE = frozenset(
+    [
+        "a",
+        "abbr",
+        "acronym",
+        "b",
+        "bdi",
+        "bdo",
+        "big",
+        "cite",
+        "code",
+        "data",
+        "del",
+        "dfn",
+        "em",
+        "font",
+        "i",
+        "img",
+        "ins",
+        "kbd",
+        "label",
+        "mark",
+        "q",
+        "s",
+        "samp",
+        "small",
+        "span",
+        "strike",
+        "strong",
+        "sub",
+        "sup",
+        "time",
+        "tt",
+        "u",
+        "var",
+        "wbr",
+    ]
+)
+_ATTRIBUTES = r"(?:[^<>\"']|\"[^\"]*\"|'[^']*')*+"
+_TAG = rf"</?([A-Za-z][\w:-]*+){_ATTRIBUTES}>"
+_MARKUP = re.compile(
+    rf"<!--.*?(?:-->|\Z)|<({_KEPT})\b{_ATTRIBUTES}>.*?(?:</\1\s*>|\Z)|<[!?][^<>]*>|{_TAG}", re.DOTALL | re.IGNORECASE
+)
+_WHOLE = re.compile(r"<(code|kbd|samp|var)\b[^<>]*>[^<>]*</\1\s*>", re.IGNORECASE)
+_PAIR = re.compile(r"<([A-Za-z][\w:-]*+)\b[^<>]*>(?P<label>[^<>]*\w[^<>]*)</\1\s*>", re.IGNORECASE)
+_OTHER = re.compile(rf"{_TAG}|{MARK.pattern}|{ADDRESS}")
+
+
+def html_spans(text: str) -> list[Span]:
+    """What must survive in a stretch of running text: inline tags, code, addresses."""
+    spans: list[Span] = []
+    taken = bytearray(len(text))
+    for pattern in (_WHOLE, _PAIR, _OTHER):
+        for match in pattern.finditer(text):
+            start, end = match.span()
+            if any(taken[start:end]):
+                continue
+            label = match.span("label") if pattern is _PAIR and not _OTHER.search(match["label"]) else None
+            spans.append(Span(start, end, label))
+            taken[start:end] = b"\x01" * (end - start)
+    return sorted(spans, key=lambda span: span.start)
+
+
+@dataclass(frozen=True)
+class HtmlSlot(MarkedSlot):
+    """A sentence that must not turn into markup."""
+
+    def adapt(self, translation: str) -> str:
+        return super().adapt(html.escape(translation, quote=False))
+
+
+class Html(TextFormat):
+    """A page, or a piece of one, as one document."""
+
+    name = "html"
+    suffixes = (".html", ".htm")
+
+    def __init__(self, splitter: str | Splitter = "simple") -> None:
+        self.splitter = splitters.get(splitter)
+
+    def skeleton(self, text: str) -> Skeleton:
+        parts: list[Part] = []
+        for stretch, is_running in _stretches(text):
+            parts += self._segment(stretch) if is_running else [stretch]
+        return TextSkeleton(parts)
+
+    def _segment(self, stretch: str) -> Iterator[Part]:
+        for part in segment(stretch, self.splitter, html_spans):
+            if isinstance(part, Slot):
+                spans = part.spans if isinstance(part, MarkedSlot) else ()
+                yield HtmlSlot(part.raw, html.unescape(part.source), spans)
+            else:
+                yield part
+
+
+def _stretches(text: str) -> Iterator[tuple[str, bool]]:
+    """The text in pieces: running text with its inline tags, and everything else."""
+    start = cursor = 0
+    for match in _MARKUP.finditer(text):
+        name = match[2]
+        if name and name.lower() in _INLINE:
+            continue
+        start, cursor = cursor, match.end()
+        yield text[start : match.start()], True
+        yield match[0], False
+    yield text[cursor:], True

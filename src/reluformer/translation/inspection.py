@@ -1,0 +1,145 @@
+"""What each output token read: the weights of cross attention, and the learned slots that fired.
+
+A weight of a sparse rule that is zero is exactly zero, and only the others are listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reluformer import memory
+from reluformer.errors import ArgumentError
+from reluformer.layers import Attention, Block, FeedForward, TokenRead, TokenSlots
+from reluformer.models.encoder_decoder import ReLUFormer
+from reluformer.translation.stepper import evaluating
+from reluformer.translation.tokenizer import BEGIN
+
+Row = tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class HeadReads:
+    """The reads of one head of cross attention."""
+
+    layer: int
+    head: int
+    rows: tuple[Row, ...]
+    """For each target token the (place in the source, weight) of all that its prediction read."""
+
+
+@dataclass(frozen=True)
+class SlotReads:
+    """The reads of one decoder layer's feed-forward memory."""
+
+    layer: int
+    slots: int
+    """How many there are."""
+    fired: tuple[int, ...]
+    """For each target token how many had a weight that is not zero."""
+    rows: tuple[Row, ...]
+    """For each target token the (slot, weight) of those with the greatest weights, in falling order."""
+
+
+@dataclass(frozen=True)
+class ReadMap:
+    """The reads of a document and its translation, as plain data."""
+
+    source: tuple[int, ...]
+    target: tuple[int, ...]
+    heads: tuple[HeadReads, ...]
+    slots: tuple[SlotReads, ...] = ()
+
+    @property
+    def zero_fraction(self) -> float:
+        """Share of all weights that are exactly zero."""
+        weights = len(self.heads) * len(self.source) * len(self.target)
+        listed = sum(len(row) for head in self.heads for row in head.rows)
+        return 1 - listed / weights if weights else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {**asdict(self), "zero_fraction": self.zero_fraction}
+
+
+@torch.inference_mode()
+def read_map(
+    model: ReLUFormer,
+    source: Sequence[int],
+    target: Sequence[int],
+    layer: int | None = None,
+    head: int | None = None,
+    slots: int = 0,
+) -> ReadMap:
+    """What was read to predict each token of `target` (with its end) from `source` (with its end).
+
+    `layer` and `head` choose one of each, counted from 0; None = all. At most so many
+    `slots` of each feed-forward memory are listed for a token.
+    """
+    layers = _chosen("layer", layer, model.config.decoder_layers)
+    heads = _chosen("head", head, model.config.heads)
+    if not source or not target:
+        raise ArgumentError("source and target need at least their end token")
+    weights: list[Tensor] = []
+
+    def keep(module: TokenRead, given: tuple[Tensor, TokenSlots, bool], output: object) -> None:
+        q, slots, *_ = given
+        dense, _ = memory.weights(q, slots.keys, module.rule, module.causal, slots.mask, bias=module.bias)
+        weights.append(dense[0])
+
+    fired: list[Tensor] = []
+
+    def keep_slots(module: FeedForward, given: tuple[Tensor], output: object) -> None:
+        fired.append(module.weights(given[0])[0])
+
+    blocks = [block for block in model.decoder if isinstance(block, Block)]
+    hooks = [_cross_read(block).register_forward_hook(keep) for block in blocks]
+    if slots:
+        hooks += [block.ffn.layer.register_forward_hook(keep_slots) for block in blocks]
+    device = model.output_embedding.weight.device
+    try:
+        with evaluating(model):
+            model(torch.tensor([source], device=device), torch.tensor([[BEGIN, *target[:-1]]], device=device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    reads = (HeadReads(i, h, _sparse(weights[i][h])) for i in layers for h in heads)
+    memories = (_slot_reads(i, fired[i], slots) for i in layers) if slots else ()
+    return ReadMap(tuple(source), tuple(target), tuple(reads), tuple(memories))
+
+
+def _cross_read(block: Block) -> TokenRead:
+    assert block.cross is not None and isinstance(block.cross.layer, Attention)
+    return block.cross.layer.read
+
+
+def _sparse(weights: Tensor) -> tuple[Row, ...]:
+    """(T, S) -> the places and values that are not zero, row by row."""
+    rows: list[list[tuple[int, float]]] = [[] for _ in range(weights.size(0))]
+    places = weights.nonzero()
+    for (row, place), value in zip(places.tolist(), weights[places[:, 0], places[:, 1]].tolist(), strict=True):
+        rows[row].append((place, value))
+    return tuple(map(tuple, rows))
+
+
+def _slot_reads(layer: int, weights: Tensor, most: int) -> SlotReads:
+    """weights: (T, slots)."""
+    values, places = weights.topk(min(most, weights.size(1)), dim=1)
+    rows = (
+        tuple((place, value) for place, value in zip(*row, strict=True) if value != 0)
+        for row in zip(places.tolist(), values.tolist(), strict=True)
+    )
+    fired = (weights != 0).sum(1).tolist()
+    return SlotReads(layer, weights.size(1), tuple(fired), tuple(rows))
+
+
+def _chosen(name: str, number: int | None, count: int) -> range:
+    if number is None:
+        return range(count)
+    if not 0 <= number < count:
+        raise ArgumentError(f"{name} {number} does not exist; the model has {name}s 0 to {count - 1}")
+    return range(number, number + 1)

@@ -1,0 +1,264 @@
+"""The decoder laid out for one position at a time, in torch: any rule, any device.
+
+`TorchStepper.step` follows `ReLUFormer.step` and is tested against it. It is faster because
+
+* beams never move: the slots of all beams of a source lie in one cache, and each beam sees
+  those of its own ancestors. Choosing beams permutes a small table of what is visible,
+  and the beams of a source read their cache in one matrix product. As most beams soon have
+  no descendants, forgetting theirs keeps a cache about as long as a single prefix;
+* what is constant is done once: one matrix for query, key and value, the scale and gamma
+  in the query weights, row scales and padding in the values of the source.
+
+Shapes: B sources, K beams of each, R = B * K rows, H heads, d head width, D width, N slots.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from reluformer.layers import Attention, Block, FeedForward, Sublayer
+from reluformer.models.encoder_decoder import Encoded, ReLUFormer
+from reluformer.positions import Rotation, rotate, rotation, sinusoids
+from reluformer.rules import ReluPlain
+from reluformer.translation import candidates
+from reluformer.translation.reads import Source, Visible, reader_of
+from reluformer.translation.stepper import ModelStepper
+
+Map = Callable[[Tensor], Tensor]
+
+
+class TorchBeams:
+    """What has been decoded: the slots of all beams that have descendants, and who sees which."""
+
+    def __init__(self, slots: list[Tensor], sources: list[Source], table: Tensor, length: int) -> None:
+        self.slots = slots  # of each layer: keys and values, (2, B, H, capacity, d)
+        self.sources = sources
+        self.table = table  # (R, N), in the form of the reader
+        self.length = length
+        self.batch = table.size(0)
+        # the largest tensors of a step and one that seldom changes, made once
+        self.logits = self.log_probabilities = self.own_slots = table.new_empty(0, 0)
+
+    def select(self, sources: Tensor) -> None:
+        """Keep these of the B sources, each with all of its beams."""
+        used, beams = self.table.size(1), self.table.size(0) // self.batch
+        rows = (sources[:, None] * beams + torch.arange(beams, device=sources.device)).flatten()
+        self.slots = [slots[:, :, :, :used].index_select(1, sources) for slots in self.slots]
+        self.sources = [source.select(sources) for source in self.sources]
+        self.table = self.table.index_select(0, rows)
+        self.batch = sources.numel()
+
+    def make_room(self, new: int, seen: Callable[[Tensor], Tensor]) -> None:
+        """Room for `new` more slots of each source; where there is none, first forget what no beam sees."""
+        if not self.slots or self.table.size(1) + new <= self.slots[0].size(3):
+            return
+        by_source = seen(self.table).view(self.batch, -1, self.table.size(1)).any(1)
+        kept = by_source.sum(1).max()
+        order = by_source.int().argsort(dim=1, descending=True, stable=True)[:, :kept]
+        needed, width = order.size(1) + new, self.table.size(0) // self.batch
+        self.table = self.table.gather(1, order.repeat_interleave(width, 0))
+        for i, old in enumerate(self.slots):
+            two, batch, heads, capacity, size = old.shape
+            first = torch.arange(0, two * batch * heads * capacity, capacity, device=old.device)
+            rows = first.view(two, batch, heads, 1) + order[:, None]
+            self.slots[i] = old.new_empty(two, batch, heads, needed + max(32, needed // 4), size)
+            moved = old.reshape(-1, size).index_select(0, rows.flatten()).view(two, batch, heads, -1, size)
+            self.slots[i][:, :, :, : order.size(1)] = moved
+
+
+class _Layer(NamedTuple):
+    """A decoder block as the maps that a step applies in turn."""
+
+    query_key_value: Map
+    attention_output: Map
+    query: Map
+    cross_output: Map
+    feed_forward: Map
+    norms: tuple[Map, Map, Map]
+    offsets: tuple[Tensor | None, Tensor | None]
+    """Of the scores in self-attention and cross attention."""
+
+
+class TorchStepper(ModelStepper[TorchBeams]):
+    """Readers for the rules that are used most, and the rule itself for any other."""
+
+    def __init__(self, model: ReLUFormer) -> None:
+        super().__init__(model)
+        config = model.config
+        self.pre_norm = config.norm == "pre"
+        self.score_dtype = _exact(model.output_embedding.weight)
+        self.reader = reader_of(config.decoder_attention)
+        self.source_reader = reader_of(config.cross_attention)
+        self._positions: Rotation | Tensor | None = None
+        with torch.inference_mode():
+            self.layers = [_layer(block) for block in model.decoder if isinstance(block, Block)]
+            self._output = model.output_embedding.weight.t().contiguous()
+
+    @torch.inference_mode()
+    def start(self, encoded: Encoded, prefix: Tensor) -> tuple[Tensor, TorchBeams]:
+        begun = self.model.start(encoded)
+        states = self.model.step(prefix, begun)[:, -1]
+        slots = [torch.stack([cache.slots.keys, cache.slots.values]) for cache in begun.caches]
+        sources = [self.source_reader.source(source) for source in begun.source]
+        table = self.reader.table(torch.ones(prefix.shape, dtype=torch.bool, device=prefix.device))
+        beams = TorchBeams(slots, sources, table, prefix.size(1))
+        return self._log_probabilities(states, beams), beams
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor, parents: Tensor, beams: TorchBeams) -> Tensor:
+        batch, rows = beams.batch, tokens.size(0)
+        width = rows // batch
+        x = self.model.target_embedding.weight.index_select(0, tokens) * math.sqrt(self.model.config.width)
+        turn = self._position(beams.length, x)
+        if isinstance(turn, Tensor):
+            x += turn
+        beams.table = beams.table.index_select(0, parents)
+        beams.make_room(width, self.reader.seen)
+        beams.table = torch.cat([beams.table, self._own_slots(batch, width, beams)], 1)
+        beams.length += 1
+        n = torch.full((1, 1, 1, 1), float(beams.length), dtype=_exact(x), device=x.device)
+        only_path = beams.table.size(1) == beams.length
+        visible = self.reader.visible(None if only_path else beams.table.view(batch, 1, width, -1), n)
+        for i, layer in enumerate(self.layers):
+            h = layer.norms[0](x) if self.pre_norm else x
+            read = self._own_read(layer.query_key_value(h), i, beams, turn, visible, layer.offsets[0])
+            x = x + layer.attention_output(read)
+            x = x if self.pre_norm else layer.norms[0](x)
+            h = layer.norms[1](x) if self.pre_norm else x
+            x = x + layer.cross_output(self._source_read(layer.query(h), beams.sources[i], layer.offsets[1]))
+            x = x if self.pre_norm else layer.norms[1](x)
+            h = layer.norms[2](x) if self.pre_norm else x
+            x = x + layer.feed_forward(h)
+            x = x if self.pre_norm else layer.norms[2](x)
+        return self._log_probabilities(self.model.decoder_norm(x), beams)
+
+    def best(self, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        return candidates.best(rows, k)
+
+    def _log_probabilities(self, states: Tensor, beams: TorchBeams) -> Tensor:
+        """(R, D) -> (R, V), into memory that is made once."""
+        if beams.logits.size(0) < states.size(0):
+            beams.logits = states.new_empty(states.size(0), self._output.size(1))
+            beams.log_probabilities = torch.empty_like(beams.logits, dtype=self.score_dtype)
+        rows = slice(states.size(0))
+        logits = torch.mm(states, self._output, out=beams.logits[rows])
+        return torch.log_softmax(logits.to(self.score_dtype), 1, out=beams.log_probabilities[rows])
+
+    def _own_read(
+        self,
+        query_key_value: Tensor,
+        layer: int,
+        beams: TorchBeams,
+        turn: Rotation | Tensor,
+        visible: Visible,
+        offset: Tensor | None,
+    ) -> Tensor:
+        """(R, 3D) -> (R, D): write the new slots, read all of the source's beams."""
+        batch, heads, used = beams.batch, self.model.config.heads, beams.table.size(1)
+        parts = query_key_value.view(batch, -1, 3, heads, query_key_value.size(1) // (3 * heads))
+        parts = parts.permute(2, 0, 3, 1, 4)  # (3, B, H, K, d)
+        q, new = parts[0], parts[1:]
+        if not isinstance(turn, Tensor):
+            q = rotate(q, turn)
+            new = torch.stack([rotate(parts[1], turn), parts[2]])
+        slots = beams.slots[layer]
+        slots[:, :, :, used - new.size(3) : used] = new
+        keys, values = slots[0, :, :, :used], slots[1, :, :, :used]
+        return _joined(self.reader.read(q, keys, values, visible, offset))
+
+    def _source_read(self, query: Tensor, source: Source, offset: Tensor | None) -> Tensor:
+        """(R, D) -> (R, D)."""
+        batch, heads, _, width = source.keys.shape
+        q = query.view(batch, -1, heads, width).transpose(1, 2)
+        return _joined(self.source_reader.read(q, *source, offset))
+
+    def _own_slots(self, batch: int, width: int, beams: TorchBeams) -> Tensor:
+        """Of the K newest slots of its source, each row sees its own; (R, K)."""
+        if beams.own_slots.shape != (batch * width, width):
+            diagonal = torch.eye(width, dtype=torch.bool, device=beams.table.device)
+            beams.own_slots = self.reader.table(diagonal).repeat(batch, 1)
+        return beams.own_slots
+
+    def _position(self, position: int, x: Tensor) -> Rotation | Tensor:
+        """What is added to the embeddings at `position`, or how queries and keys are rotated there."""
+        known = self._positions
+        capacity = 0 if known is None else (known if isinstance(known, Tensor) else known.cos).size(0)
+        if known is None or position >= capacity:
+            length, config = max(256, 2 * position), self.model.config
+            if config.positions == "rotary":
+                known = rotation(0, length, config.width // config.heads, x.device)
+            else:
+                known = sinusoids(0, length, config.width, x.device).to(x.dtype)
+            self._positions = known
+        row = slice(position, position + 1)
+        return known[row] if isinstance(known, Tensor) else Rotation(known.cos[row], known.sin[row])
+
+
+def _joined(read: Tensor) -> Tensor:
+    """(B, H, K, d) -> (R, D)."""
+    batch, heads, beams, width = read.shape
+    return read.transpose(1, 2).reshape(batch * beams, heads * width)
+
+
+def _exact(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _layer(block: Block) -> _Layer:
+    own, cross, ffn = block.attention, block.cross, block.ffn
+    assert isinstance(own.layer, Attention) and isinstance(ffn.layer, FeedForward)
+    assert isinstance(cross, Sublayer) and isinstance(cross.layer, Attention)
+    query = query_with_scale(own.layer)
+    key_value = own.layer.key_value
+    joint = torch.cat([query[0], key_value.weight]), torch.cat([query[1], key_value.bias])
+    return _Layer(
+        _linear(*joint),
+        _then(own.layer.norm, own.layer.output),
+        _linear(*query_with_scale(cross.layer)),
+        _then(cross.layer.norm, cross.layer.output),
+        _feed_forward(ffn.layer),
+        (_norm(own.norm), _norm(cross.norm), _norm(ffn.norm)),
+        (own.layer.read.bias, cross.layer.read.bias),
+    )
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> Map:
+    """x -> x weight^T + bias. For few rows the product is quicker with the weight laid out as (in, out)."""
+    turned = weight.t().contiguous()
+    if bias is None:
+        return lambda x: torch.mm(x, turned)
+    return lambda x: torch.addmm(bias, x, turned)
+
+
+def _norm(norm: nn.LayerNorm) -> Map:
+    return lambda x: F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+
+
+def _then(norm: nn.Module, output: nn.Linear) -> Map:
+    linear = _linear(output.weight, output.bias)
+    return linear if isinstance(norm, nn.Identity) else lambda x: linear(norm(x))
+
+
+def query_with_scale(attention: Attention) -> tuple[Tensor, Tensor]:
+    """Weight and bias of the query with 1 / sqrt(d) and gamma in them."""
+    weight, bias = attention.query.weight, attention.query.bias
+    width = weight.size(0) // attention.heads
+    factor = weight.new_full((attention.heads, 1, 1), 1 / math.sqrt(width))
+    if attention.log_gamma is not None:
+        factor = factor * attention.inverse_gamma()
+    by_row = factor.expand(-1, width, 1).reshape(-1, 1)
+    return weight * by_row, bias * by_row.squeeze(1)
+
+
+def _feed_forward(layer: FeedForward) -> Map:
+    """The plain FFN without module calls; whatever else the rule asks for, as the layer does it."""
+    if type(layer.rule) is not ReluPlain:
+        return lambda x: layer(x)[0]
+    keys, values = (_linear(part.weight, part.bias) for part in (layer.keys, layer.values))
+    return lambda x: values(keys(x).relu_())

@@ -1,0 +1,180 @@
+"""Text in, text out: a model with its tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+import yaml
+
+from reluformer.config.decoding import DecodingConfig
+from reluformer.errors import ArgumentError, ConfigError, StorageError
+from reluformer.models import storage
+from reluformer.models.encoder_decoder import ReLUFormer
+from reluformer.translation import documents as passages
+from reluformer.translation import forced, formats
+from reluformer.translation.documents import ReportProgress, Translation
+from reluformer.translation.forced import TargetScore
+from reluformer.translation.formats import TextFormat
+from reluformer.translation.runs import ONNX, RECIPE, meant_by, refuse_folder_of_runs
+from reluformer.translation.stepper import AnyStepper, ModelStepper, Stepper, stepper_of
+from reluformer.translation.tokenizer import END, SEPARATOR, Tokenizer
+
+Sentences = Sequence[str]
+
+
+def load(directory: str | Path, device: str | torch.device = "cpu", **decoding: Any) -> Translator:
+    """The translator saved in a run's directory; `decoding` changes keys of `DecodingConfig`.
+
+    A folder of runs, as `make demo` leaves one, stands for the `reluformer` in it.
+    """
+    directory = meant_by(Path(directory))
+    if (directory / ONNX).is_file():
+        raise StorageError(f"{directory}: an ONNX export, not a run; load it with reluformer.integrations.onnx.load")
+    refuse_folder_of_runs(directory)
+    model = ReLUFormer.load(directory)
+    if not (directory / "tokenizer.json").is_file():
+        raise StorageError(
+            f"{directory}: holds a model but no tokenizer.json; copy tokenizer.json and tokenizer.meta.json from the "
+            "run or the prepared data that the model was trained with"
+        )
+    tokenizer = Tokenizer.load(directory)
+    if tokenizer.vocab_size != model.config.vocab_size:
+        raise StorageError(
+            f"{directory}: the tokenizer has {tokenizer.vocab_size} entries, the model {model.config.vocab_size}; "
+            "use the tokenizer that the model was trained with"
+        )
+    if storage.tokenizer_fingerprint(directory) not in (None, tokenizer.fingerprint):
+        raise StorageError(
+            f"{directory}: this is not the tokenizer that the model was trained with; copy tokenizer.json and "
+            "tokenizer.meta.json from the model's own run"
+        )
+    return Translator(model.to(device).eval(), tokenizer, _decoding_of(directory).replace(**decoding))
+
+
+class Translator:
+    """Translates documents; make one with `reluformer.load`."""
+
+    def __init__(
+        self, model: ReLUFormer | AnyStepper, tokenizer: Tokenizer, config: DecodingConfig | None = None
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.config = config or DecodingConfig()
+        self.stepper: AnyStepper = model if isinstance(model, Stepper) else stepper_of(model)
+
+    @property
+    def model(self) -> ReLUFormer:
+        """The PyTorch model, which an exported translator does not have."""
+        if not isinstance(self.stepper, ModelStepper):
+            raise ArgumentError(
+                "an exported model only translates; to score, inspect or train, load the run that it was exported from"
+            )
+        return self.stepper.model
+
+    @overload
+    def translate(
+        self,
+        texts: Sequence[str],
+        *,
+        n_best: None = ...,
+        format: str | TextFormat = ...,
+        progress: ReportProgress | None = ...,
+    ) -> list[str]: ...
+
+    @overload
+    def translate(
+        self,
+        texts: Sequence[str],
+        *,
+        n_best: int,
+        format: str | TextFormat = ...,
+        progress: ReportProgress | None = ...,
+    ) -> list[list[str]]: ...
+
+    def translate(
+        self,
+        texts: Sequence[str],
+        *,
+        n_best: int | None = None,
+        format: str | TextFormat = "plain",
+        progress: ReportProgress | None = None,
+    ) -> list[str] | list[list[str]]:
+        """Each text translated, everything that is no sentence as it was.
+
+        With `n_best`, a list of so many translations for each text, best first. `format`
+        is a name of `data.formats` or a format object.
+        """
+        _refuse_single("translate", texts)
+        layout = formats.get(format) if isinstance(format, str) else format
+        skeletons = [layout.skeleton(text) for text in texts]
+        parts = [document.src for skeleton in skeletons for document in skeleton.documents]
+        ranked = iter(self.translate_n_best(parts, n_best or 1, progress))
+        filled = []
+        for skeleton in skeletons:
+            found = [next(ranked) for _ in skeleton.documents]
+            choices = range(n_best or 1)
+            filled.append([skeleton.fill([s for part in found for s in part[rank].sentences]) for rank in choices])
+        return [choice[0] for choice in filled] if n_best is None else filled
+
+    def translate_documents(
+        self, documents: Sequence[Sentences], progress: ReportProgress | None = None
+    ) -> list[list[str]]:
+        """Documents that are split into sentences already; one sentence out for each one in."""
+        return [list(best[0].sentences) for best in self.translate_n_best(documents, 1, progress)]
+
+    def translate_n_best(
+        self, documents: Sequence[Sentences], n: int, progress: ReportProgress | None = None
+    ) -> list[list[Translation]]:
+        """The n best translations of each document with their scores; the beam is at least n wide."""
+        for document in documents:
+            _refuse_single("translate_documents", document)
+        config = self.config.replace(n_best=n, beam=max(n, self.config.beam))
+        return passages.translate_documents(self.stepper, self.tokenizer, documents, config, progress)
+
+    def stream(self, document: str | Sentences) -> Iterator[str]:
+        """The sentences of one document, each translated as soon as it is settled.
+
+        The same sentences as `translate_documents` gives. A plain text is split first.
+        """
+        if isinstance(document, str):
+            document, _ = formats.get("plain").parse(document)
+        return passages.stream_document(self.stepper, self.tokenizer, document, self.config)
+
+    def score(self, sources: Sequence[Sentences], targets: Sequence[Sentences]) -> list[TargetScore]:
+        """How likely each target document is given its source, by token and by sentence.
+
+        Both are documents as lists of sentences, read in one piece whatever their length.
+        """
+        source_rows, target_rows = ([self._tokens(document) for document in side] for side in (sources, targets))
+        return forced.score(self.model, source_rows, target_rows, self.config.batch_tokens)
+
+    def _tokens(self, document: Sentences) -> list[int]:
+        _refuse_single("score", document)
+        sentences = self.tokenizer.encode_batch(list(document))
+        tokens = [token for sentence in sentences for token in (*sentence, SEPARATOR)]
+        return [*tokens[:-1], END]
+
+
+def _refuse_single(method: str, given: Any) -> None:
+    if isinstance(given, str):
+        raise ArgumentError(f"{method} takes a list, got one string; write [text]")
+
+
+def _decoding_of(directory: Path) -> DecodingConfig:
+    """The decoding section of the run's recipe, with the window that the model was trained on."""
+    path = directory / RECIPE
+    if not path.is_file():
+        return DecodingConfig()
+    try:
+        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+        section = dict(recipe.get("decoding") or {})
+        trained = recipe["data"].get("segments", {}).get("segment_tokens")
+    except (OSError, ValueError, yaml.YAMLError, AttributeError, KeyError, TypeError):
+        raise StorageError(f"{path}: damaged, not a recipe; delete it to translate with default settings") from None
+    try:
+        config = DecodingConfig.parse(section, where=f"{path}: decoding")
+        return config.replace(window_tokens=trained) if config.window_tokens is None else config
+    except ConfigError as error:
+        raise StorageError(str(error)) from None

@@ -1,0 +1,100 @@
+"""The demo from nothing to its report, made small: two trainings of a few updates."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from reluformer import rules
+from reluformer.cli import app
+from reluformer.config import ModelConfig, Recipe, load_yaml
+from reluformer.errors import StorageError
+from reluformer.translation.demo import systems
+from reluformer.translation.translator import load
+
+SMALL = [
+    *("training.updates=4", "training.warmup=2", "training.validate_every=2", "training.telemetry_every=2"),
+    *("training.log_every=1", "model.width=16", "model.heads=2", "model.slots=24", "decoding.beam=1"),
+    *(
+        "data.train.embedded={documents: 30, sentences: [2, 4]}",
+        "data.valid.embedded={documents: 4, sentences: [2, 3]}",
+    ),
+    *("data.test.embedded={documents: 5, sentences: [6, 8]}", "data.tokenizer.vocab_size=400"),
+]
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("matplotlib", reason="needs reluformer[plots]")
+    out = tmp_path_factory.mktemp("demo")
+    result = CliRunner().invoke(app, ["demo", "--out", str(out), *(part for s in SMALL for part in ("--set", s))])
+    assert result.exit_code == 0, result.output
+    assert "Unseen documents" in result.output
+    return out
+
+
+def test_results_hold_both_systems_and_what_the_readme_names(out: Path) -> None:
+    results = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    assert set(results["systems"]) == {"reluformer", "transformer"}
+    assert results["seconds"] > 0
+    for system in results["systems"].values():
+        assert {"bleu", "d_bleu", "pronoun_accuracy", "pronoun_accuracy_without_context", "term_accuracy"} <= set(
+            system
+        )
+        assert system["training"]["step"] == 4
+        assert "13a" in system["scores"]["bleu"]["signature"]
+    assert results["systems"]["transformer"]["zero_fraction"] == 0
+    assert results["systems"]["reluformer"]["zero_fraction"] > 10
+
+
+def test_the_folder_of_the_demo_loads_as_its_reluformer(out: Path) -> None:
+    assert load(out).model.config == load(out / "reluformer").model.config
+
+
+def test_the_systems_differ_in_their_rule_only(out: Path) -> None:
+    configs = [json.loads((out / name / "config.json").read_text())["model"] for name in ("reluformer", "transformer")]
+    differing = {key for key in configs[0] if configs[0][key] != configs[1][key]}
+    assert differing == {"encoder_attention", "decoder_attention", "cross_attention"}
+
+
+def test_the_report_stands_alone(out: Path) -> None:
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert page.count("<svg") == 3
+    assert "src=" not in page
+    assert 'href="http' not in page.replace('xmlns:xlink="http', "")
+    for title in ("Learning", "Pronouns by distance", "Scores by length", "One of the test documents"):
+        assert title in page
+
+
+def test_what_is_set_reaches_the_relu_model_and_leaves_a_transformer(tmp_path: Path) -> None:
+    asked = ("training.regularizer.entropy=0.5", "model.cross_attention=softmax", "model.width=64")
+    with resources.as_file(resources.files("reluformer.translation.demo") / "recipe.yaml") as path:
+        relu, plain = (load_yaml(Recipe, path, (*asked, *system.changes)) for system in systems.SYSTEMS)
+    assert relu.training.regularizer is not None and relu.training.regularizer.entropy == 0.5
+    assert relu.model_config_for(400) == ModelConfig.preset(
+        "tiny", "reluformer", vocab_size=400, width=64, encoder_layers=2, decoder_layers=2, slots=512, dropout=0.0,
+        positions="rotary", encoder_attention=rules.Relu(gamma=4), decoder_attention=rules.Relu(gamma=4),
+        cross_attention="softmax",
+    )  # fmt: skip
+    assert plain.training == relu.training.replace(regularizer=None)
+    softmax = dict.fromkeys(("encoder_attention", "decoder_attention", "cross_attention"), "softmax")
+    assert plain.model_config_for(400) == relu.model_config_for(400).replace(**softmax)
+
+
+def test_a_file_in_the_place_of_the_demo_is_told(tmp_path: Path) -> None:
+    (tmp_path / "demo").write_text("")
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "demo")])
+    assert isinstance(result.exception, StorageError)
+    assert "cannot be made" in str(result.exception)
+
+
+def test_a_failed_training_is_told(tmp_path: Path) -> None:
+    sets = [part for s in (*SMALL, "training.lr=1e30", "training.clip=null") for part in ("--set", s)]
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path), *sets])
+    assert result.exit_code == 1
+    assert "training 'reluformer' failed" in str(result.exception)
+    assert not (tmp_path / "report.html").exists()

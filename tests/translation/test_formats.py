@@ -1,0 +1,464 @@
+"""Formats: what comes out can go back in, and only the words change."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reluformer.config.data import CorpusSource
+from reluformer.errors import ArgumentError, DataError, UnknownNameError
+from reluformer.translation import formats
+from reluformer.translation.formats import spans
+from reluformer.translation.formats.base import decode
+
+EXACT = ("plain", "markdown", "html", "aligned")
+TEXTS = {
+    "empty": "",
+    "white_space": " \t\n\n  ",
+    "no_final_newline": "One. Two",
+    "windows": "One. Two.\r\n\r\n  Three.\r\n",
+    "old_mac": "One.\rTwo.\r",
+    "mixed_endings": "One.\nTwo.\r\nThree.\r\n\n",
+    "byte_order_mark": "\ufeffOne. Two.\n",
+    "right_to_left": "\u200fOne.\u200f \u202bTwo\u202c. Three.\n",
+    "control_characters": "One\0two. \x07Three.\x0b\x0c Four.\x85Five.\u2028Six.\n",
+    "emoji": "👩‍🚀 One! 🎉\n🎉\n",
+    "indented": "  One.\n\tTwo.\n   \n    Three.  \n",
+    "rules": "---\n***\n===\n...\n",
+}
+
+MARKUP_LINES = """
+# Head|- item one. Two|> quote|>> deep|  more||```|~~~|1. one|===|---|<div>|</div>|    code|Text. More text
+[a](b) c|`x` y|\tTab|a  |b\\|[x]: y|![i](j)|[^1]: note|- [ ] do|* * *|\0 nul|[[a]](b|`` ` ``|[1] x
+"""
+TABLE_LINES = ["| a | b |", "|---|---|", "| `x` | c \\| d |"]
+lines_of_markup = st.lists(st.sampled_from(MARKUP_LINES.replace("\n", "|").split("|") + TABLE_LINES), max_size=12)
+
+
+def texts_of(joined: st.SearchStrategy[list[str]]) -> st.SearchStrategy[str]:
+    return st.one_of(
+        st.builds(lambda rows, end: end.join(rows), joined, st.sampled_from(["\n", "\r\n", "\r"])),
+        st.text(alphabet=st.sampled_from(list("aB.!? \n\r\t#>-*`|[]()\\<>&_=1\0\u200f\ufeff🎉")), max_size=60),
+    )
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("case", TEXTS)
+def test_own_sentences_give_the_text_back(name: str, case: str) -> None:
+    sentences, skeleton = formats.get(name).parse(TEXTS[case])
+    assert skeleton.fill(sentences) == TEXTS[case]
+
+
+@pytest.mark.parametrize("name", EXACT)
+@settings(max_examples=200, deadline=None)
+@given(text=texts_of(lines_of_markup))
+def test_own_sentences_give_any_text_back(name: str, text: str) -> None:
+    text_format = formats.get(name)
+    sentences, skeleton = text_format.parse(text)
+    assert skeleton.fill(sentences) == text
+    assert skeleton.sentences == sentences
+    assert all(sentence.strip() and "\n" not in sentence and "\r" not in sentence for sentence in sentences)
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=texts_of(lines_of_markup))
+def test_wrapped_text_comes_back_too(text: str) -> None:
+    sentences, skeleton = formats.PlainText(wrapped=True).parse(text)
+    assert skeleton.fill(sentences) == text
+
+
+@pytest.mark.parametrize("name", formats.names())
+def test_the_number_of_translations_must_match(name: str) -> None:
+    skeleton = formats.get(name).parse(EXAMPLES[name])[1]
+    with pytest.raises(DataError, match=r"the text has \d+ sentences but 99 translations"):
+        skeleton.fill(["x"] * 99)
+
+
+# ------------------------------------------------------------------ plain text
+
+
+def test_plain_text_keeps_all_but_the_words() -> None:
+    sentences, skeleton = formats.get("plain").parse("Dear Dr. Who,\n\n  it is me. Hello!\n--\nBye")
+    assert sentences == ("Dear Dr. Who,", "it is me.", "Hello!", "Bye")
+    assert skeleton.fill(["A", "B\nb", "", "C"]) == "A\n\n  B b \n--\nC"
+
+
+def test_wrapped_sentences_reach_the_model_on_one_line() -> None:
+    sentences, skeleton = formats.PlainText(wrapped=True).parse("It was\r\n  cold. So\r\ncold.\r\n\r\nEnd")
+    assert sentences == ("It was cold.", "So cold.", "End")
+    assert skeleton.fill(["A.", "So cold.", "C"]) == "A. So\r\ncold.\r\n\r\nC"
+
+
+def test_the_splitter_can_be_chosen() -> None:
+    assert formats.get("plain", splitter="none").parse("One. Two.\nThree.")[0] == ("One. Two.", "Three.")
+
+
+# ------------------------------------------------------------------ Markdown
+
+MARKDOWN = """---
+title: Stay. Here.
+---
+# First. Second. #
+
+Use `a. B` now. See [the Guide](/c?d "t")
+and more. Go to https://x.y/z?q=1. [`f`](u) is <b>bold</b>[^1] or [2].
+
+> Quoted over
+> lines. **Next** one.
+
+- [ ] Task.
+  1. Nested item
+
+```python
+code. Stays.
+```
+
+    indented. Code.
+
+| Head | B |
+|:--|--:|
+| c \\| d | `x` y |
+
+Title
+=====
+Break here\x20\x20
+there
+
+[ref]: http://foo "Title"
+[^1]: A foot note.
+
+<div>
+html. Stays.
+</div>
+
+![alt text](x.png)
+"""
+
+MARKDOWN_UPPER = """---
+title: Stay. Here.
+---
+# FIRST. SECOND. #
+
+USE `a. B` NOW. SEE [THE GUIDE](/c?d "t") AND MORE. GO TO https://x.y/z?q=1. [`f`](u) IS <b>BOLD</b>[^1] OR [2].
+
+> QUOTED OVER LINES. **NEXT** ONE.
+
+- [ ] TASK.
+  1. NESTED ITEM
+
+```python
+code. Stays.
+```
+
+    indented. Code.
+
+| HEAD | B |
+|:--|--:|
+| C \\| D | `x` Y |
+
+TITLE
+=====
+BREAK HERE\x20\x20
+THERE
+
+[ref]: http://foo "Title"
+[^1]: A FOOT NOTE.
+
+<div>
+html. Stays.
+</div>
+
+![alt text](x.png)
+"""
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_markdown_changes_only_the_words(ending: str, mark: str) -> None:
+    sentences, skeleton = formats.get("markdown").parse(mark + MARKDOWN.replace("\n", ending))
+    assert skeleton.fill([s.upper() for s in sentences]) == mark + MARKDOWN_UPPER.replace("\n", ending)
+
+
+def test_the_model_reads_marks_for_what_must_survive() -> None:
+    sentences, _ = formats.get("markdown").parse("Use `x.Y` and [the Guide. Yes](u). ![i](j) Go [3] <a@b.c>!")
+    assert sentences == ("Use [1] and [2]the Guide. Yes[/2].", "[1] Go [2] [3]!")
+
+
+@pytest.mark.parametrize(
+    ("translation", "written"),
+    [
+        ("Nimm [1] und [2]dies[/2].", "Nimm `x` und [dies](u)."),
+        ("[2]Dies[/2] und [1].", "[Dies](u) und `x`."),
+        ("Nimm [ 1 ] und dies.", "Nimm `x` und dies. [that](u)"),
+        ("Nimm [/2]dies[2].", "Nimm dies. `x` [that](u)"),
+        ("[1] [1] [2]dies[/2] [7]", "`x`  [dies](u)"),
+        ("", "`x` [that](u)"),
+    ],
+    ids=["kept", "moved", "link_lost", "reversed", "repeated", "empty"],
+)
+def test_no_code_and_no_target_is_lost(translation: str, written: str) -> None:
+    _, skeleton = formats.get("markdown").parse("Take `x` and [that](u).")
+    assert skeleton.fill([translation]) == written
+
+
+@pytest.mark.parametrize(
+    ("translation", "written"),
+    [
+        ("1. Mai", "1\\. Mai"),
+        ("- so", "\\- so"),
+        ("# so", "\\# so"),
+        ("> so", "\\> so"),
+        ("1.5 m", "1.5 m"),
+        ("#so", "#so"),
+    ],
+)
+def test_a_translation_does_not_become_markup(translation: str, written: str) -> None:
+    assert formats.get("markdown").parse("The day.\n")[1].fill([translation]) == written + "\n"
+
+
+def test_a_bar_in_a_table_is_escaped() -> None:
+    _, skeleton = formats.get("markdown").parse("| a | b |\n|---|---|\n| c | c |\n")
+    assert skeleton.fill(["x|y", "b", "1. c", "d\\|e"]) == "| x\\|y | b |\n|---|---|\n| 1. c | d\\|e |\n"
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 3000, "![y]" * 3000 + "[x", "`" * 3000, "<!--" * 3000, "(" * 3000, "a@" * 3000, "[^" * 3000]
+)
+def test_pathological_markup_is_only_text(text: str) -> None:
+    sentences, skeleton = formats.get("markdown").parse("x " + text)
+    assert skeleton.fill(sentences) == "x " + text
+
+
+def test_restoring_without_marks_drops_invented_ones() -> None:
+    assert spans.restore("a [5] b", [("`c`", None, "")]) == "a  b `c`"
+
+
+# ------------------------------------------------------------------ corpora
+
+
+def test_aligned_text_keeps_lines_and_documents() -> None:
+    sentences, skeleton = formats.get("aligned").parse("\n One. Two.\nThree \n\n \n🎉\n")
+    assert sentences == ("One. Two.", "Three", "🎉")
+    assert [document.src for document in skeleton.documents] == [("One. Two.", "Three"), ("🎉",)]
+    assert skeleton.fill(["A\nB", "C", "D"]) == "\n A B\nC \n\n \nD\n"
+
+
+def test_tsv_fills_the_second_column_or_adds_one() -> None:
+    sentences, skeleton = formats.get("tsv").parse("One\nTwo\t\tnote\r\nThree\tDrei\n\n\tonly target\nFour")
+    assert sentences == ("One", "Two", "Three", "Four")
+    assert [len(document.src) for document in skeleton.documents] == [3, 1]
+    assert (
+        skeleton.fill(["1", "2\t2", "3", "4"]) == "One\t1\nTwo\t2 2\tnote\r\nThree\tDrei\t3\n\n\tonly target\nFour\t4"
+    )
+
+
+def test_jsonl_adds_a_target_and_touches_nothing_else() -> None:
+    text = '{"id": "a",  "n": 1e5, "src": ["One.", " ", "Two."] }\r\n\n{"src": ["Three."], "tgt": ["Drei."]}\n'
+    sentences, skeleton = formats.get("jsonl").parse(text)
+    assert sentences == ("One.", "Two.", "Three.")
+    assert [document.id for document in skeleton.documents] == ["a", "2"]
+    assert skeleton.fill(["Eins.", "Zwei.", "Tür."]) == (
+        '{"id": "a",  "n": 1e5, "src": ["One.", " ", "Two."], "tgt": ["Eins.", " ", "Zwei."]}\r\n\n'
+        '{"src": ["Three."], "tgt": ["Drei."], "hyp": ["Tür."]}\n'
+    )
+
+
+@pytest.mark.parametrize("old", ['"tgt": []', '"tgt": null', '"tgt": ["r"], "hyp": ["old"]'])
+def test_jsonl_replaces_what_is_no_reference(old: str) -> None:
+    filled = json.loads(formats.get("jsonl").parse(f'{{"src": ["a"], {old}}}')[1].fill(["neu"]))
+    assert filled.get("hyp", filled["tgt"]) == ["neu"]
+    assert filled["tgt"] == (["r"] if "hyp" in filled else ["neu"])
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), max_size=4), max_size=4))
+def test_jsonl_holds_any_sentence(documents: list[list[str]]) -> None:
+    text = "\n".join(json.dumps({"src": document}) for document in documents)
+    sentences, skeleton = formats.get("jsonl").parse(text)
+    filled = [json.loads(line)["tgt"] for line in skeleton.fill(sentences).split("\n")] if documents else []
+    assert filled == documents
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2: not JSON"),
+        ("[1]", "line 2: expected"),
+        ('{"id": 1}', "line 2: expected"),
+        ('{"src": "text"}', "line 2: expected"),
+        ('{"src": [1]}', "line 2: expected"),
+        ('{"src": ["a", "\\ud800"]}', "line 2: sentence 2"),
+    ],
+)
+def test_jsonl_names_the_bad_line(line: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        formats.get("jsonl").parse('{"src": []}\n' + line)
+
+
+# ------------------------------------------------------------------ catalogues
+
+TMX = """<?xml version="1.0" encoding="utf-8"?>
+<tmx version="1.4"><header srclang="en"/><body>
+<tu tuid="k"><note>kept</note><tuv xml:lang="en"><seg>Good day. How are %s &amp; you?</seg></tuv></tu>
+<tu><tuv xml:lang="en"><seg>Done</seg></tuv><tuv xml:lang="de"><seg>Fertig</seg></tuv></tu>
+</body></tmx>
+"""
+XLIFF = """<?xml version="1.0" encoding="UTF-8"?>
+<xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2">
+<file original="a" source-language="en" target-language="de" datatype="plaintext"><body>
+<trans-unit id="1"><source>Good day. How are %s &amp; you?</source></trans-unit>
+<trans-unit id="2"><source>Done</source><target>Fertig</target></trans-unit>
+<trans-unit id="3" translate="no"><source>Never</source></trans-unit>
+</body></file></xliff>
+"""
+XLIFF_2 = """<?xml version="1.0" encoding="UTF-8"?>
+<xliff version="2.0" xmlns="urn:oasis:names:tc:xliff:document:2.0" srcLang="en" trgLang="de"><file id="f">
+<unit id="1"><segment><source>Good day. How are %s &amp; you?</source></segment></unit>
+<unit id="2"><segment><source>Done</source><target>Fertig</target></segment></unit>
+</file></xliff>
+"""
+PO = r"""# translators
+msgid ""
+msgstr ""
+"Content-Type: text/plain; charset=UTF-8\n"
+"Plural-Forms: nplurals=3; plural=0;\n"
+
+#: x.c:1
+msgid "Good day. How are %s & you?\n"
+msgstr ""
+
+#, fuzzy
+msgid "Done"
+msgstr "Fertig"
+
+msgid "One file"
+msgid_plural "%d files"
+msgstr[0] ""
+msgstr[1] ""
+
+#~ msgid "old"
+#~ msgstr ""
+"""
+EXAMPLES = dict.fromkeys((*EXACT, "tsv"), "One.") | {"jsonl": "", "tmx": TMX, "xliff": XLIFF, "po": PO}
+
+
+@pytest.mark.parametrize(("name", "text"), [("tmx", TMX), ("xliff", XLIFF), ("xliff", XLIFF_2)])
+def test_catalogues_fill_empty_targets_only(name: str, text: str) -> None:
+    pytest.importorskip("translate")
+    text_format = formats.get(name, target="de")
+    sentences, skeleton = text_format.parse(text)
+    assert sentences == ("Good day.", "How are [1] & you?")
+    filled = skeleton.fill(["Guten Tag.", "Wie geht's [1] & <dir>?"])
+    assert "Guten Tag. Wie geht's %s &amp; &lt;dir&gt;?" in filled
+    assert "Fertig" in filled
+    assert 'approved="yes"' not in filled
+    again = text_format.parse(filled)
+    assert again[0] == ()
+    assert again[1].fill([]) == filled
+
+
+def test_tmx_targets_have_their_language() -> None:
+    pytest.importorskip("translate")
+    filled = formats.get("tmx", target="fr").parse(TMX)[1].fill(["a", "b", "c"])
+    assert filled.count('xml:lang="fr"') == 2
+    assert "<note>kept</note>" in filled
+
+
+def test_po_fills_plurals_and_leaves_the_rest() -> None:
+    pytest.importorskip("translate")
+    sentences, skeleton = formats.get("po").parse(PO)
+    assert sentences == ("Good day.", "How are [1] & you?", "One file", "[1] files")
+    assert [len(document.src) for document in skeleton.documents] == [2, 2]
+    filled = skeleton.fill(["Guten Tag.", "[1]?", "Eine Datei", "[1] Dateien"])
+    expected = PO.replace('?\\n"\nmsgstr ""', '?\\n"\nmsgstr "Guten Tag. %s?\\n"')
+    expected = expected.replace(
+        '[0] ""\nmsgstr[1] ""', '[0] "Eine Datei"\nmsgstr[1] "%d Dateien"\nmsgstr[2] "%d Dateien"'
+    )
+    assert filled == expected
+
+
+@pytest.mark.parametrize("name", ["tmx", "xliff", "po"])
+def test_damaged_catalogues_are_refused(name: str) -> None:
+    pytest.importorskip("translate")
+    with pytest.raises(DataError, match=f"{name}: cannot be read"):
+        formats.get(name).parse("<broken")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("tmx", TMX.replace("utf-8", "latin1")), ("po", PO.replace("charset=UTF-8", "charset=latin1"))]
+)
+def test_other_encodings_are_refused(name: str, text: str) -> None:
+    with pytest.raises(DataError, match="declares the encoding latin1"):
+        formats.get(name).parse(text)
+
+
+def test_a_missing_toolkit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "translate.storage.tmx", None)
+    with pytest.raises(ArgumentError, match=r"reluformer\[formats\]"):
+        formats.get("tmx").parse(TMX)
+
+
+# ------------------------------------------------------------------ files
+
+SUFFIXES = {
+    "a.txt": "plain",
+    "a": "plain",
+    "a.rst": "plain",
+    "b.md": "markdown",
+    "b.MD": "markdown",
+    "c.jsonl": "jsonl",
+}
+SUFFIXES |= {"c.jsonl.gz": "jsonl", "d.tsv": "tsv", "e.tmx": "tmx", "f.xlf": "xliff", "f.xliff": "xliff", "g.po": "po"}
+SUFFIXES |= {"c.JSONL": "jsonl", "c.ndjson": "jsonl", "c.NDJSON.gz": "jsonl", "c.jsonl.txt": "plain"}
+
+
+@pytest.mark.parametrize(("file_name", "name"), SUFFIXES.items())
+def test_detect_goes_by_the_suffix(file_name: str, name: str) -> None:
+    assert formats.detect(Path("some.md") / file_name).name == name
+    assert formats.is_jsonl(file_name) == (name == "jsonl")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson", "a.tsv", "a.tmx", "a.xlf", "a.xliff", "a.po"])
+def test_a_corpus_is_translated_in_the_format_that_it_is_trained_in(name: str) -> None:
+    assert formats.detect(name).name == CorpusSource(path=name).kind
+
+
+def test_unknown_formats_are_refused_with_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'markdown'"):
+        formats.get("markdwon")
+
+
+@pytest.mark.parametrize("file_name", ["a.txt", "a.jsonl.gz"])
+def test_files_are_read_and_written_byte_for_byte(tmp_path: Path, file_name: str) -> None:
+    text = "\ufeffÄ\r\nb\rc\n"
+    path = tmp_path / file_name
+    formats.write_text(path, text)
+    first = path.read_bytes()
+    assert (gzip.decompress(first) if path.suffix == ".gz" else first) == text.encode()
+    assert formats.read_text(path) == text
+    formats.write_text(path, text)
+    assert path.read_bytes() == first
+
+
+def test_invalid_utf8_is_located(tmp_path: Path) -> None:
+    path = tmp_path / "bad.txt"
+    path.write_bytes(b"ok\nok \xff\n")
+    with pytest.raises(DataError, match=r"bad\.txt: not valid UTF-8 at byte 6 \(line 2\)"):
+        formats.read_text(path)
+    with pytest.raises(DataError, match="stdin: not valid UTF-8 at byte 0"):
+        decode(b"\xe4", "stdin")
+
+
+def test_unreadable_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none\.txt: cannot be read"):
+        formats.read_text(tmp_path / "none.txt")
+    damaged = tmp_path / "a.gz"
+    damaged.write_bytes(b"no gzip")
+    with pytest.raises(DataError, match=r"a\.gz: damaged gzip"):
+        formats.read_text(damaged)

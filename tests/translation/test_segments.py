@@ -1,0 +1,126 @@
+"""Segments: cut at sentence borders, never over the limit, never truncated, nothing lost."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reluformer.config.data import Limits, SegmentConfig, TokenizerConfig
+from reluformer.errors import ArgumentError
+from reluformer.translation import skipped as reasons
+from reluformer.translation.document import Document
+from reluformer.translation.segments import EncodedDocument, Segment, cut, encode_documents
+from reluformer.translation.skipped import Skipped
+from reluformer.translation.tokenizer import END, SEPARATOR, Tokenizer
+
+
+def document(name: str, *lengths: int | tuple[int, int]) -> EncodedDocument:
+    """A document of sentences of these lengths; all tokens of sentence i are 10 + i, plus 100 in the target."""
+    sides = [length if isinstance(length, tuple) else (length, length) for length in lengths]
+    return EncodedDocument(name, [([10 + i] * s, [110 + i] * t) for i, (s, t) in enumerate(sides)])
+
+
+def ranges(segments: list[Segment]) -> list[tuple[str, int, int]]:
+    return [(segment.document, segment.first_sentence, segment.sentences) for segment in segments]
+
+
+def test_separators_between_sentences_and_the_end_at_the_end() -> None:
+    (segment,) = cut([document("a", 2, (1, 3))], SegmentConfig(segment_tokens=8))
+    assert segment.source.tolist() == [10, 10, SEPARATOR, 11, END]
+    assert segment.target.tolist() == [110, 110, SEPARATOR, 111, 111, 111, END]
+
+
+def test_the_limit_counts_separators_and_end_on_the_longer_side() -> None:
+    config = SegmentConfig(segment_tokens=8)
+    assert ranges(list(cut([document("a", 3, 3)], config))) == [("a", 0, 2)]
+    assert ranges(list(cut([document("a", 3, (1, 4))], config))) == [("a", 0, 1), ("a", 1, 1)]
+    assert ranges(list(cut([document("a", (4, 1), (4, 1))], config))) == [("a", 0, 1), ("a", 1, 1)]
+
+
+def test_sentence_by_sentence() -> None:
+    segments = list(cut([document("a", 1, 2), document("b", 3)], SegmentConfig(segment_tokens="sentence")))
+    assert ranges(segments) == [("a", 0, 1), ("a", 1, 1), ("b", 0, 1)]
+    assert segments[1].source.tolist() == [11, 11, END]
+
+
+def test_a_share_of_the_documents_sentence_by_sentence() -> None:
+    config = SegmentConfig(segment_tokens=20, lone_sentences=0.5, join_documents=True, join_across_groups=True)
+    found = ranges(list(cut([document(name, 2, 2) for name in "abcd"], config)))
+    assert found == [("a", 0, 2), ("b", 0, 1), ("b", 1, 1), ("c", 0, 2), ("d", 0, 1), ("d", 1, 1)]
+
+
+def test_a_sentence_longer_than_a_segment_is_counted_and_never_truncated() -> None:
+    tally = Skipped()
+    segments = list(cut([document("a", 1, 8, 1)], SegmentConfig(segment_tokens=8), skipped=tally))
+    assert ranges(segments) == [("a", 0, 1), ("a", 2, 1)]
+    assert tally.counts == {reasons.OVER_SEGMENT: 1}
+    assert tally.places[reasons.OVER_SEGMENT] == ["document a sentence 2"]
+
+
+def test_single_sentences_have_a_limit_of_their_own() -> None:
+    tally = Skipped()
+    config, limits = SegmentConfig(segment_tokens="sentence"), Limits(sentence_tokens=5)
+    segments = list(cut([document("a", 4, 5, (1, 9))], config, limits=limits, skipped=tally))
+    assert ranges(segments) == [("a", 0, 1)]
+    assert tally.counts == {reasons.OVER_SEGMENT: 2}
+
+
+def test_documents_stay_apart_unless_joined() -> None:
+    documents = [document("d/1", 2), document("d/2", 2)]
+    assert ranges(list(cut(documents, SegmentConfig(segment_tokens=16)))) == [("d/1", 0, 1), ("d/2", 0, 1)]
+    (joined,) = cut(documents, SegmentConfig(segment_tokens=16, join_documents=True))
+    assert joined.source.tolist() == [10, 10, SEPARATOR, 10, 10, END]
+    assert (joined.document, joined.first_sentence, joined.sentences) == ("d/1", 0, 2)
+
+
+def test_only_turns_of_one_debate_are_joined_unless_told_otherwise() -> None:
+    documents = [document(name, 2) for name in ("x/d/1", "x/d/2", "x/e/1", "f", "g")]
+    own = SegmentConfig(segment_tokens=64, join_documents=True)
+    assert ranges(list(cut(documents, own))) == [("x/d/1", 0, 2), ("x/e/1", 0, 1), ("f", 0, 1), ("g", 0, 1)]
+    assert ranges(list(cut(documents, own.replace(join_across_groups=True)))) == [("x/d/1", 0, 5)]
+
+
+def test_joining_never_cuts_a_document_that_fits() -> None:
+    documents = [document("d/1", 3), document("d/2", 3, 3), document("d/3", 5, 5), document("d/4", 1)]
+    segments = list(cut(documents, SegmentConfig(segment_tokens=8, join_documents=True)))
+    assert ranges(segments) == [("d/1", 0, 1), ("d/2", 0, 2), ("d/3", 0, 1), ("d/3", 1, 2)]
+
+
+@settings(deadline=None)
+@given(
+    lengths=st.lists(st.lists(st.tuples(st.integers(1, 14), st.integers(1, 14)), min_size=1, max_size=6), max_size=6),
+    most=st.integers(8, 40),
+    join=st.booleans(),
+)
+def test_nothing_is_lost_and_nothing_is_over_the_limit(
+    lengths: list[list[tuple[int, int]]], most: int, join: bool
+) -> None:
+    documents = [document(f"d/{i}", *sentences) for i, sentences in enumerate(lengths)]
+    tally = Skipped()
+    segments = list(cut(documents, SegmentConfig(segment_tokens=most, join_documents=join), skipped=tally))
+    pairs = [pair for encoded in documents for pair in encoded.pairs if max(map(len, pair)) < most]
+    for side in (0, 1):
+        rows = [(segment.source, segment.target)[side].tolist() for segment in segments]
+        kept = [token for row in rows for token in row if token not in (SEPARATOR, END)]
+        assert kept == list(chain.from_iterable(pair[side] for pair in pairs))
+        assert all(len(row) <= most and row[-1] == END and row.count(END) == 1 for row in rows)
+    assert sum(segment.sentences for segment in segments) == len(pairs)
+    assert sum(tally.counts.values()) == sum(map(len, lengths)) - len(pairs)
+
+
+def test_encoding_in_batches_keeps_documents_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reluformer.translation.segments._ENCODE_SENTENCES", 3)
+    tokenizer = Tokenizer.train(["one two three"], TokenizerConfig(vocab_size=300))
+    documents = [Document(str(n), ("one",) * n, ("two three",) * n) for n in (1, 2, 5, 1)]
+    encoded = list(encode_documents(documents, tokenizer))
+    assert [(entry.id, len(entry.pairs)) for entry in encoded] == [("1", 1), ("2", 2), ("5", 5), ("1", 1)]
+    assert encoded[2].pairs[4] == (tokenizer.encode("one"), tokenizer.encode("two three"))
+
+
+def test_a_document_without_translation_cannot_be_learned_from() -> None:
+    tokenizer = Tokenizer.train(["one"], TokenizerConfig(vocab_size=300))
+    with pytest.raises(ArgumentError, match="'a' has no translation"):
+        list(encode_documents([Document("a", ("one",))], tokenizer))

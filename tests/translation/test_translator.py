@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from reluformer.config.decoding import DecodingConfig
+from reluformer.errors import ArgumentError, StorageError
+from reluformer.models import storage
+from reluformer.models.encoder_decoder import ReLUFormer
+from reluformer.translation.translator import Translator, load
+
+TEXT = "The cat saw a dog. It ran home.\n\n  A dog ran.\n"
+
+
+@pytest.fixture
+def run(tmp_path, make_model, tokenizer):
+    make_model(vocab_size=tokenizer.vocab_size, seed=1).float().save(tmp_path)
+    tokenizer.save(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def translator(run) -> Translator:
+    return load(run, beam=2, length_offset=3, length_ratio=0.5)
+
+
+def test_text_keeps_its_structure(translator):
+    (translated,) = translator.translate([TEXT])
+    ((first, second, third),) = translator.translate_documents([["The cat saw a dog.", "It ran home.", "A dog ran."]])
+    flat = [" ".join(part.split()) for part in (first, second, third)]
+    assert " ".join(translated.split()) == " ".join(" ".join(flat).split())
+    assert translated.count("\n\n  ") == 1 and translated.endswith("\n")
+
+
+def test_nothing_in_nothing_out(translator):
+    assert translator.translate([]) == []
+    assert translator.translate([""]) == [""]
+    assert translator.translate(["  \n"]) == ["  \n"]
+    assert translator.translate_documents([[], [""]]) == [[], [""]]
+    assert list(translator.stream("")) == []
+
+
+def test_n_best(translator):
+    found = translator.translate([TEXT, "A cat."], n_best=2)
+    assert [len(choices) for choices in found] == [2, 2]
+    assert [choices[0] for choices in found] == translator.translate([TEXT, "A cat."])
+    assert len(set(found[1])) > 1
+    scores = [translation.score for translation in translator.translate_n_best([["A cat."]], 3)[0]]
+    assert len(scores) == 3
+
+
+def test_a_stream_is_the_translation_a_sentence_at_a_time(translator):
+    sentences = ["The cat saw a dog.", "It ran home.", "A dog ran."]
+    assert list(translator.stream(TEXT)) == list(translator.stream(sentences))
+    assert list(translator.stream(sentences)) == translator.translate_documents([sentences])[0]
+
+
+def test_scores_of_given_translations(translator):
+    (scored,) = translator.score([["A cat.", "It ran."]], [["A dog.", "A dog ran."]])
+    assert len(scored.sentences) == 2
+    assert scored.total == pytest.approx(sum(scored.sentences)) == pytest.approx(sum(scored.tokens))
+    assert scored.total < 0
+
+
+def test_one_string_is_not_a_list_of_documents(translator):
+    with pytest.raises(ArgumentError, match=r"write \[text\]"):
+        translator.translate("A cat.")
+    with pytest.raises(ArgumentError, match=r"write \[text\]"):
+        translator.translate_documents(["A cat."])
+
+
+def test_the_recipe_of_the_run_decides_window_and_search(run):
+    recipe = "data: {segments: {segment_tokens: 96}}\ndecoding: {beam: 3, length_penalty: 0.5}\n"
+    (run / "recipe.yaml").write_text(recipe)
+    assert load(run).config == DecodingConfig(beam=3, length_penalty=0.5, window_tokens=96)
+    assert load(run, beam=1).config.beam == 1
+    (run / "recipe.yaml").write_text("data: {segments: {segment_tokens: sentence}}\ndecoding: {window_tokens: 64}\n")
+    assert load(run).config.window_tokens == 64
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [("- 1", "damaged"), ("data: [", "damaged"), ("data: {}\ndecoding: {beem: 2}", "did you mean 'beam'")],
+)
+def test_a_damaged_recipe_is_named(run, recipe, message):
+    (run / "recipe.yaml").write_text(recipe)
+    with pytest.raises(StorageError, match=message):
+        load(run)
+
+
+def test_directories_that_hold_no_translator(run, tmp_path, make_model):
+    with pytest.raises(StorageError, match="no such directory"):
+        load(tmp_path / "absent")
+    make_model(vocab_size=77).save(run)
+    with pytest.raises(StorageError, match="entries, the model 77; use the tokenizer that"):
+        load(run)
+    (run / "tokenizer.json").unlink()
+    with pytest.raises(StorageError, match="holds a model but no tokenizer"):
+        load(run)
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="needs a user who may not see everything")
+def test_a_folder_that_cannot_be_seen_into_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "private").mkdir(mode=0)
+    with pytest.raises(StorageError, match="so it is not a saved model"):
+        load(tmp_path)
+
+
+def test_a_folder_of_runs_is_told_their_names(run):
+    for name in ("transformer", "relu"):
+        (run / "demo" / name).mkdir(parents=True)
+        (run / "demo" / name / "recipe.yaml").write_text("")
+    with pytest.raises(StorageError, match="not a run, it holds the runs relu, transformer; name one of them"):
+        load(run / "demo")
+
+
+def test_a_folder_of_runs_stands_for_its_reluformer(run, tmp_path_factory):
+    demo = tmp_path_factory.mktemp("demo")
+    shutil.copytree(run, demo / "reluformer")
+    (demo / "transformer").mkdir()
+    (demo / "transformer" / "recipe.yaml").write_text("")
+    assert load(demo).translate([TEXT]) == load(run).translate([TEXT])
+
+
+def test_a_run_stands_for_itself_whatever_runs_are_in_it(run):
+    (run / "reluformer").mkdir()
+    (run / "reluformer" / "config.json").write_text("damaged")
+    assert load(run).translate([""]) == [""]
+
+
+def test_another_tokenizer_of_the_same_size_is_refused(run, tokenizer):
+    model = ReLUFormer.load(run)
+    storage.save(run, model.config, model.state_dict(), tokenizer.fingerprint)
+    assert load(run).tokenizer.fingerprint == tokenizer.fingerprint
+    storage.save(run, model.config, model.state_dict(), "0" * 64)
+    with pytest.raises(StorageError, match="not the tokenizer that the model was trained with"):
+        load(run)
