@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import Result
 
-from reluformer import hub
 from reluformer.errors import ArgumentError, StorageError
+from reluformer.integrations import onnx
 
 pytest.importorskip("transformers", reason="needs the extra [hf]")
 
@@ -41,7 +40,7 @@ def test_onnx_is_handed_on(run: Path, invoke: Invoke, tmp_path: Path, monkeypatc
         asked.update(run=run, out=out, **options)
         return {"files": {"model.onnx": 3}}
 
-    monkeypatch.setattr(hub, "onnx", SimpleNamespace(export_run=export_run), raising=False)
+    monkeypatch.setitem(vars(onnx), "export_run", export_run)  # the package imports its names lazily
     shown = invoke("export", run, "--to", "onnx", "--quantize", "int8", "--opset", "20", "--force").stdout
     assert asked == {"run": run, "out": run / "onnx", "quantize": "int8", "opset": 20, "force": True}
     assert "model.onnx  3 bytes" in shown

@@ -200,9 +200,11 @@ def test_the_highest_opset_is_written_and_computes_the_same(run: Any, tmp_path: 
 def test_int8_makes_the_linear_layers_integer_and_the_files_smaller(
     run: Any, export_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    traced = export_of("additive")  # before the patch, which would otherwise call itself
+
     def take_traced(model: ReLUFormer, directory: Path, opset: int) -> float:
         for name in (folder.ENCODER, folder.DECODER):
-            shutil.copy(export_of("additive") / name, directory)
+            shutil.copy(traced / name, directory)
         return 0.0
 
     monkeypatch.setattr(export, "_write_graphs", take_traced)
@@ -259,7 +261,7 @@ def test_a_damaged_manifest_is_refused(copy: Path, change: dict[str, Any] | None
 def test_what_is_no_export_says_so(tmp_path: Path, run: Any, export_of: Any) -> None:
     with pytest.raises(StorageError, match=r"holds no onnx\.json; make one with: reluformer export RUN --to onnx"):
         exported.load(run("simplex"))
-    with pytest.raises(StorageError, match=r"an ONNX export, not a run; load it with reluformer\.hub\.onnx\.load"):
+    with pytest.raises(StorageError, match=r"not a run; load it with reluformer\.integrations\.onnx\.load"):
         load_run(export_of("simplex"))
 
 
