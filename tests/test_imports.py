@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "reluformer"
 # each floor may import from those before it, and each name from those to the left of it
 FLOORS = [
     ["errors", "files", "timing", "report_page", "rules", "config"],
-    ["kernels", "memory", "context_parallel", "regularizers", "positions", "layers", "telemetry", "conformance"],
+    ["kernels", "memory", "context_parallel", "regularizers", "layers", "telemetry", "conformance"],
     ["models"],
     ["translation training", "study"],
     ["integrations", "hub", "cli", "__main__"],

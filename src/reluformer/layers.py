@@ -1,8 +1,10 @@
-"""The two memories of a Transformer and the blocks made from them.
+"""The two memories of a Transformer, their place in the residual stream, and positions.
 
-`FeedForward` reads slots that were learned, `Attention` slots made from tokens; both with
-any rule. Parameters that a rule asks for (its output norm, a learned gamma) live here, and
-the offset that a head may learn to add to its scores.
+`FeedForward` reads learned slots, and `Attention` reads slots made from tokens; both take
+any rule. The parameters that a rule asks for live here: its output norm, a learned gamma,
+and the offset that a head may learn to add to its scores. Positions are sinusoids added to
+embeddings, or rotations of queries and keys. They are computed for the positions at hand,
+so a model has no maximum length.
 
 Shapes: B batch, T tokens, H heads, D width, d = D / H.
 """
@@ -18,10 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from reluformer import memory
-from reluformer.config import ModelConfig
 from reluformer.kernels import cpu
 from reluformer.memory import RowStats
-from reluformer.positions import Rotation, rotate
 from reluformer.rules import OutputNorm, Pointwise, ReluPlain, RowCentered, Rowwise, Rule
 
 SublayerOutput = tuple[Tensor, RowStats | None]
@@ -311,41 +311,37 @@ class Sublayer(nn.Module):
         return (x if self.pre_norm else self.norm(x)), stats
 
 
-class Block(nn.Module):
-    """Self-attention, attention to a source where there is one, feed-forward."""
+# ------------------------------------------------------------------ positions
 
-    def __init__(self, config: ModelConfig, attention: Rule, cross: Rule | None = None) -> None:
-        super().__init__()
 
-        def sublayer(layer: FeedForward | Attention) -> Sublayer:
-            return Sublayer(config.width, layer, config.norm == "pre", config.dropout)
+class Rotation(NamedTuple):
+    """Cosine and sine of each position's angles, (T, d/2) each."""
 
-        def attend(rule: Rule, causal: bool) -> Sublayer:
-            return sublayer(Attention(config.width, config.heads, rule, causal, config.learn_offset))
+    cos: Tensor
+    sin: Tensor
 
-        self.attention = attend(attention, causal=cross is not None)
-        self.cross = None if cross is None else attend(cross, causal=False)
-        self.ffn = sublayer(FeedForward(config.width, config.slots, config.ffn, config.ffn_bias, config.ffn_value_std))
 
-    def forward(
-        self,
-        x: Tensor,
-        source: TokenSlots | None = None,
-        mask: Tensor | None = None,
-        cache: SlotCache | None = None,
-        rotation: Rotation | None = None,
-        stats: bool = False,
-    ) -> tuple[Tensor, list[RowStats]]:
-        """x: (B, T, D); with `stats` also the row statistics of each attention, in order."""
-        x, own = self.attention(x, mask=mask, cache=cache, rotation=rotation, stats=stats)
-        reads = [own]
-        if self.cross is not None:
-            x, cross = self.cross(x, slots=source, stats=stats)
-            reads.append(cross)
-        x, _ = self.ffn(x)
-        return x, [row_stats for row_stats in reads if row_stats is not None]
+def _angles(first: int, length: int, width: int, device: torch.device) -> Tensor:
+    """position / 10000^(2i / width), (length, ceil(width / 2))."""
+    position = torch.arange(first, first + length, device=device, dtype=torch.float32)
+    exponent = torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
+    return position[:, None] * torch.exp(-math.log(10_000.0) * exponent)
 
-    def source_slots(self, encoded: Tensor, mask: Tensor | None) -> TokenSlots:
-        """The slots that cross attention reads, made once from the encoded source."""
-        assert self.cross is not None and isinstance(self.cross.layer, Attention)
-        return self.cross.layer.slots(encoded, mask)
+
+def sinusoids(first: int, length: int, width: int, device: torch.device) -> Tensor:
+    """(length, width): sines in the even columns, cosines in the odd ones."""
+    angles = _angles(first, length, width, device)
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :width]
+
+
+def rotation(first: int, length: int, width: int, device: torch.device) -> Rotation:
+    """The rotation of `length` positions from `first` on, for heads of even `width`."""
+    angles = _angles(first, length, width, device)
+    return Rotation(angles.cos(), angles.sin())
+
+
+def rotate(x: Tensor, by: Rotation) -> Tensor:
+    """Rotate each pair of the first and second half of the last dimension; x: (B, H, T, d)."""
+    cos, sin = by.cos.to(x.dtype), by.sin.to(x.dtype)
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)

@@ -21,10 +21,10 @@ from torch.utils.checkpoint import checkpoint
 
 from reluformer.config import ModelConfig
 from reluformer.errors import ArgumentError
-from reluformer.layers import Block, SlotCache, TokenSlots
+from reluformer.layers import Rotation, SlotCache, TokenSlots, rotation, sinusoids
 from reluformer.memory import RowStats
 from reluformer.models import storage
-from reluformer.positions import Rotation, rotation, sinusoids
+from reluformer.models.blocks import Block
 
 
 class Output(NamedTuple):

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from reluformer import memory
 from reluformer.errors import ArgumentError
-from reluformer.layers import Attention, Block, FeedForward, TokenRead, TokenSlots
+from reluformer.layers import Attention, FeedForward, TokenRead, TokenSlots
+from reluformer.models.blocks import Block
 from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.translation.stepper import evaluating
 from reluformer.translation.tokenizer import BEGIN

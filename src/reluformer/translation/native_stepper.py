@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from reluformer.kernels.cpu import unavailable
 from reluformer.kernels.native import decoder as native
-from reluformer.layers import Attention, Block, FeedForward, Sublayer, TokenSlots
+from reluformer.layers import Attention, FeedForward, Sublayer, TokenSlots, rotation, sinusoids
+from reluformer.models.blocks import Block
 from reluformer.models.encoder_decoder import Encoded, ReLUFormer
-from reluformer.positions import rotation, sinusoids
 from reluformer.rules import Pointwise, RectifiedExp, ReluPlain, RowCentered, RowNormalized, Rule
 from reluformer.translation.reads import ReluReader, SoftmaxReader, reader_of
 from reluformer.translation.stepper import ModelStepper

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from reluformer.layers import Attention, Block, FeedForward, Sublayer
+from reluformer.layers import Attention, FeedForward, Rotation, Sublayer, rotate, rotation, sinusoids
+from reluformer.models.blocks import Block
 from reluformer.models.encoder_decoder import Encoded, ReLUFormer
-from reluformer.positions import Rotation, rotate, rotation, sinusoids
 from reluformer.rules import ReluPlain
 from reluformer.translation import candidates
 from reluformer.translation.reads import Source, Visible, reader_of

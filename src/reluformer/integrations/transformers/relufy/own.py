@@ -21,7 +21,8 @@ from reluformer.integrations.transformers.relufy.examples import Batch, Example,
 from reluformer.integrations.transformers.relufy.family import Family, States
 from reluformer.integrations.transformers.relufy.heads import shifts_matter
 from reluformer.kernels import Visibility
-from reluformer.layers import Attention, Block, TokenRead, TokenSlots
+from reluformer.layers import Attention, TokenRead, TokenSlots
+from reluformer.models.blocks import Block
 from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.rules import Rule
 from reluformer.translation.stepper import evaluating
