@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from measure import circumstances, publish
-from reluformer.config.data import CorpusSource, DataConfig, SegmentConfig, TokenizerConfig
 from reluformer.translation.prepare import prepare
+from reluformer.translation.recipe import CorpusSource, DataConfig, SegmentConfig, TokenizerConfig
 
 WORDS = 20_000
 SEGMENT_TOKENS = 512

@@ -26,9 +26,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from measure import circumstances, publish
-from reluformer.config import ModelConfig, RegularizerConfig
-from reluformer.config.training import TrainingConfig
+from reluformer.models.config import ModelConfig
 from reluformer.models.encoder_decoder import ReLUFormer
+from reluformer.regularizers import RegularizerConfig
+from reluformer.training.config import TrainingConfig
 from reluformer.training.objective import Objective
 from reluformer.training.optimizer import Optimizer, adamw
 

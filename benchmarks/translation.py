@@ -23,10 +23,10 @@ from typing import Any
 import torch
 
 from measure import circumstances, publish
-from reluformer.config import ModelConfig
-from reluformer.config.decoding import DecodingConfig
+from reluformer.models.config import ModelConfig
 from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.translation.outline import Outline
+from reluformer.translation.recipe import DecodingConfig
 from reluformer.translation.search import beam_search
 from reluformer.translation.stepper import stepper_of
 

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from reluformer import rules
-from reluformer.config import Config, ModelConfig, load_yaml
+from reluformer.config import Config, load_yaml
 from reluformer.errors import ConfigError
+from reluformer.models.config import ModelConfig
+from reluformer.translation.recipe import ModelRecipe
 
 
 class Recipe(Config):
@@ -50,6 +52,12 @@ def test_a_section_may_build_on_another(tmp_path: Path) -> None:
     assert load_yaml(Two, write(tmp_path / "r.yaml", text)).other == ModelConfig(vocab_size=10, width=32)
 
 
+def test_a_file_of_version_0_1_with_pad_id_still_loads(tmp_path: Path) -> None:
+    recipe = write(tmp_path / "r.yaml", "model: {vocab_size: 10, pad_id: 3}\n")
+    assert load_yaml(Recipe, recipe).model == ModelConfig(vocab_size=10)
+    assert ModelRecipe(pad_id=3) == ModelRecipe()
+
+
 def test_it_is_frozen_and_replaceable() -> None:
     config = ModelConfig(vocab_size=10)
     with pytest.raises(ValueError, match="frozen"):
@@ -68,7 +76,6 @@ def test_it_is_frozen_and_replaceable() -> None:
         ("model: {vocab_size: many}", [], "'model.vocab_size': input should be a valid integer.*got 'many'"),
         ("model: {vocab_size: 10, ffn: softmaxx}", [], "'model.ffn': unknown rule 'softmaxx'; did you mean 'softmax'"),
         ("model: {vocab_size: 10, norm: both}", [], "'model.norm': input should be 'pre' or 'post' .got 'both'"),
-        ("model: {vocab_size: 10, pad_id: 10}", [], "pad_id=10 lies outside the vocabulary of 10"),
         (
             "model: {vocab_size: 10, learn_offset: true, encoder_attention: softmax, decoder_attention: softmax, "
             "cross_attention: entmax15}",
@@ -100,3 +107,12 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 def test_every_field_has_its_help() -> None:
     assert [name for name, field in ModelConfig.model_fields.items() if not field.description] == []
+
+
+@pytest.mark.parametrize("name", ["DataConfig", "DecodingConfig", "ModelConfig", "Recipe", "TrainingConfig"])
+def test_scripts_of_version_0_1_find_the_sections_here(name: str) -> None:
+    from reluformer import config
+
+    assert getattr(config, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'Recipes'"):
+        _ = config.Recipes

@@ -12,7 +12,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "reluformer"
 # each floor may import from those before it, and each name from those to the left of it
 FLOORS = [
-    ["errors", "files", "timing", "report_page", "rules", "config"],
+    ["errors", "files", "config", "timing", "report_page", "rules"],
     ["kernels", "memory", "context_parallel", "regularizers", "layers", "telemetry", "conformance"],
     ["models"],
     ["translation training", "study"],

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import reluformer as rf
-from reluformer.config import Recipe, load_yaml
+from reluformer.config import load_yaml
 from reluformer.training import train
 from reluformer.training.progress import SilentProgress
+from reluformer.translation.recipe import Recipe
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 RECIPES = sorted(CONFIGS.glob("*.yaml"))

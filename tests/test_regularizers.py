@@ -10,9 +10,9 @@ from torch import Tensor
 
 import reluformer as rf
 from reluformer import regularizers
-from reluformer.config import RegularizerConfig
 from reluformer.errors import ArgumentError
 from reluformer.memory import RowStats
+from reluformer.regularizers import RegularizerConfig
 
 CONFIG = RegularizerConfig(normalization=1.0, entropy=1.0)
 

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from reluformer import rules as rules
-    from reluformer.config import ModelConfig as ModelConfig
     from reluformer.errors import ReluformerError as ReluformerError
     from reluformer.kernels import RowKeyBias as RowKeyBias
     from reluformer.memory import read as read
+    from reluformer.models.config import ModelConfig as ModelConfig
     from reluformer.models.encoder_decoder import ReLUFormer as ReLUFormer
     from reluformer.translation.translator import load as load
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "ModelConfig": "reluformer.config",
+    "ModelConfig": "reluformer.models.config",
     "ReLUFormer": "reluformer.models.encoder_decoder",
     "ReluformerError": "reluformer.errors",
     "RowKeyBias": "reluformer.kernels",

@@ -14,16 +14,33 @@ is left out of both and counted. Padded query rows are left out by `row_mask`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from reluformer.config import RegularizerConfig
+from reluformer.config import Config
 from reluformer.errors import ArgumentError
 from reluformer.memory import RowStats
 
 FLOOR = 1e-3
+_Value = TypeVar("_Value", Tensor, float)
+
+
+class RegularizerConfig(Config):
+    """The weights of the regulariser's two terms. The paper does not give its weights; these are ours."""
+
+    normalization: float = Field(default=0.05, ge=0)
+    """Weight of |log sum_j w_ij|, which pulls each row's sum to one."""
+    entropy: float = Field(default=0.05, ge=0)
+    """Weight of max(H_i - margin log n_i, 0), which makes rows sparser than the margin."""
+    margin: float = Field(default=0.7, ge=0)
+    """C / log n, the share of the largest possible entropy that costs nothing."""
+
+    def weighted(self, normalization: _Value, entropy: _Value) -> _Value:
+        """Returns the weighted sum of the two terms, which are sums or means over rows."""
+        return self.normalization * normalization + self.entropy * entropy
 
 
 class RegularizerSums(NamedTuple):
@@ -40,8 +57,7 @@ class RegularizerSums(NamedTuple):
 
     def loss(self, config: RegularizerConfig) -> Tensor:
         """The weighted sum of both means; 0 without a live row."""
-        total = config.normalization * self.normalization + config.entropy * self.entropy
-        return total / self.live.clamp_min(1)
+        return config.weighted(self.normalization, self.entropy) / self.live.clamp_min(1)
 
 
 def sums(stats: RowStats, row_mask: Tensor | None = None, margin: float = 0.7) -> RegularizerSums:

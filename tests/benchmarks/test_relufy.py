@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from reluformer.config import ModelConfig
-from reluformer.config.data import TokenizerConfig
+from reluformer.models.config import ModelConfig
 from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.translation.embedded import generate
+from reluformer.translation.recipe import TokenizerConfig
 from reluformer.translation.tokenizer import Tokenizer
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

@@ -11,7 +11,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from reluformer.cli import app
-from reluformer.config.recipe import Recipe
+from reluformer.translation.recipe import Recipe
 
 Invoke = Callable[..., Result]
 

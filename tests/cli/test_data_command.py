@@ -17,8 +17,8 @@ import pytest
 from typer.testing import CliRunner
 
 from reluformer.cli import app, main
-from reluformer.config import DataConfig
 from reluformer.translation.readers import read_documents
+from reluformer.translation.recipe import DataConfig
 
 
 class QuietHandler(SimpleHTTPRequestHandler):

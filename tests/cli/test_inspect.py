@@ -12,10 +12,10 @@ from click.testing import Result
 
 from reluformer.cli import reading
 from reluformer.cli.history import sparkline
-from reluformer.config.recipe import Recipe
 from reluformer.errors import ArgumentError, DataError, StorageError
 from reluformer.training.run import RunDirectory
 from reluformer.translation.inspection import read_map
+from reluformer.translation.recipe import Recipe
 from reluformer.translation.tokenizer import END, SEPARATOR
 from reluformer.translation.translator import load
 

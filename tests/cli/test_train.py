@@ -13,12 +13,12 @@ import yaml
 from click.testing import Result
 
 from reluformer.cli.train import _validation_bleu
-from reluformer.config.recipe import Recipe
 from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.training.run import RunDirectory
 from reluformer.translation import scoring
 from reluformer.translation import translator as decoding
 from reluformer.translation.prepared import PreparedCorpus
+from reluformer.translation.recipe import Recipe
 
 Invoke = Callable[..., Result]
 

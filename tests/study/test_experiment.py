@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from reluformer.config.recipe import ModelRecipe
-from reluformer.config.training import TrainingConfig
 from reluformer.errors import ConfigError, UnknownNameError
 from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.rules import registry
@@ -20,6 +18,8 @@ from reluformer.study.experiment import SCALES, Experiment
 from reluformer.study.plan import make_plan
 from reluformer.study.recall import RecallModel, Task
 from reluformer.study.trainings import model_of
+from reluformer.training.config import TrainingConfig
+from reluformer.translation.recipe import ModelRecipe
 
 NAMES = [path.stem for path in (Path(experiment.__file__).parent / "experiments").glob("*.yaml")]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from reluformer.config.recipe import Recipe
 from reluformer.translation.prepare import prepare
+from reluformer.translation.recipe import Recipe
 
 MakeRecipe = Callable[..., Recipe]
 MODEL = dict(width=32, heads=2, encoder_layers=1, decoder_layers=1, slots=32, dropout=0.1)
@@ -57,7 +57,7 @@ def make_recipe(corpus: dict[str, Any]) -> MakeRecipe:
 @pytest.fixture(scope="session")
 def prepared(corpus: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The corpus prepared once for all tests."""
-    from reluformer.config.data import DataConfig
+    from reluformer.translation.recipe import DataConfig
 
     directory = tmp_path_factory.mktemp("prepared")
     prepare(DataConfig(**corpus), directory)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from reluformer.config.training import TrainingConfig
+from reluformer.training.config import TrainingConfig
 from reluformer.training.feed import Feed, ValidationFeed
 from reluformer.translation.batches import Batch
 

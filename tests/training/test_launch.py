@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from reluformer.config.recipe import Recipe
 from reluformer.errors import ArgumentError, ConfigError, DataError, ReluformerError, StorageError
 from reluformer.models import storage
 from reluformer.models.encoder_decoder import ReLUFormer
@@ -16,6 +15,7 @@ from reluformer.training import checkpoint as checkpoint_module
 from reluformer.training import train
 from reluformer.training.progress import Glance, SilentProgress
 from reluformer.training.run import RunDirectory
+from reluformer.translation.recipe import Recipe
 from reluformer.translation.tokenizer import Tokenizer
 from reluformer.translation.translator import load
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 import yaml
 
-from reluformer.config.recipe import Recipe
 from reluformer.models import storage
 from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.training import DivergedError, train
@@ -18,6 +17,7 @@ from reluformer.training.feed import Feed
 from reluformer.training.progress import Glance, SilentProgress
 from reluformer.training.run import RunDirectory
 from reluformer.translation.prepared import PreparedCorpus
+from reluformer.translation.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]
 

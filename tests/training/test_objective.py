@@ -6,8 +6,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from reluformer import regularizers
-from reluformer.config import ModelConfig, RegularizerConfig
+from reluformer.models.config import ModelConfig
 from reluformer.models.encoder_decoder import ReLUFormer
+from reluformer.regularizers import RegularizerConfig
 from reluformer.training import objective as module
 from reluformer.training.objective import Objective, linear_cross_entropy
 

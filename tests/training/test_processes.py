@@ -10,10 +10,11 @@ from accelerate import Accelerator
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from reluformer.config import ModelConfig, RegularizerConfig
-from reluformer.config.training import TrainingConfig
+from reluformer.models.config import ModelConfig
 from reluformer.models.encoder_decoder import ReLUFormer
+from reluformer.regularizers import RegularizerConfig
 from reluformer.training.averaging import MovingAverage
+from reluformer.training.config import TrainingConfig
 from reluformer.training.objective import Objective
 from reluformer.training.optimizer import Optimizer
 from reluformer.training.processes import Processes

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from reluformer import rules
-from reluformer.config import ModelConfig, TrainingConfig
 from reluformer.layers import TokenRead
+from reluformer.models.config import ModelConfig
 from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.rules import RowCentered
 from reluformer.training import train
+from reluformer.training.config import TrainingConfig
 from reluformer.training.loop import Trainer
 from reluformer.training.progress import SilentProgress
 from reluformer.training.rule_warmup import RuleWarmup

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from reluformer.config import load_yaml
-from reluformer.config.recipe import Recipe
 from reluformer.errors import ConfigError, StorageError
 from reluformer.models import storage
 from reluformer.training.run import RunDirectory, RunLog
+from reluformer.translation.recipe import Recipe
 
 
 def test_recipe_comes_back(make_recipe: Any, tmp_path: Path) -> None:

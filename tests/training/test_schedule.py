@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from reluformer.config.training import TrainingConfig
 from reluformer.errors import ConfigError
+from reluformer.training.config import TrainingConfig
 from reluformer.training.schedule import learning_rate
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from reluformer.config import ModelConfig
-from reluformer.config.data import TokenizerConfig
+from reluformer.models.config import ModelConfig
 from reluformer.models.encoder_decoder import ReLUFormer
+from reluformer.translation.recipe import TokenizerConfig
 from reluformer.translation.tokenizer import Tokenizer
 
 WORDS = ["the", "cat", "saw", "a", "dog", "and", "it", "ran", "home", "because", "night", "was", "near"]

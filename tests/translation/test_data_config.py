@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from reluformer.config.data import CorpusSource, DataConfig, EmbeddedOptions, SegmentConfig
 from reluformer.errors import ConfigError
+from reluformer.translation.recipe import CorpusSource, DataConfig, EmbeddedOptions, SegmentConfig
 
 
 @pytest.mark.parametrize(

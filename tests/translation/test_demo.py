@@ -11,9 +11,11 @@ from typer.testing import CliRunner
 
 from reluformer import rules
 from reluformer.cli import app
-from reluformer.config import ModelConfig, Recipe, load_yaml
+from reluformer.config import load_yaml
 from reluformer.errors import StorageError
+from reluformer.models.config import ModelConfig
 from reluformer.translation.demo import systems
+from reluformer.translation.recipe import Recipe
 from reluformer.translation.translator import load
 
 SMALL = [

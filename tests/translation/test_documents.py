@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from reluformer.config.decoding import DecodingConfig
 from reluformer.translation.documents import Passage, padded, stream_document, translate_documents
+from reluformer.translation.recipe import DecodingConfig
 from reluformer.translation.search import Hypothesis
 from reluformer.translation.tokenizer import END, SEPARATOR
 from reluformer.translation.torch_stepper import TorchStepper

@@ -23,7 +23,6 @@ from urllib.request import Request
 
 import pytest
 
-from reluformer.config.data import CorpusSource, DataConfig
 from reluformer.errors import ArgumentError, DataError, ReluformerError, StorageError, UnknownNameError
 from reluformer.translation.downloads import marked_text
 from reluformer.translation.downloads.archives import extract
@@ -32,6 +31,7 @@ from reluformer.translation.downloads.convert import CONVERTERS, LEAKED
 from reluformer.translation.downloads.fetch import Digests, Patience, WebRedirects, fetch
 from reluformer.translation.downloads.obtain import RECORD, Outcome, obtain
 from reluformer.translation.readers import read_documents
+from reluformer.translation.recipe import CorpusSource, DataConfig
 from reluformer.translation.skipped import EMPTY, Skipped
 
 NO_PAUSE = Patience(attempts=3, timeout=5, pause=lambda seconds: None)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from reluformer.config.data import CorpusSource
 from reluformer.errors import DataError
 from reluformer.translation import skipped as reasons
 from reluformer.translation.document import Document
 from reluformer.translation.readers import read_documents
+from reluformer.translation.recipe import CorpusSource
 from reluformer.translation.skipped import Skipped
 
 TMX = """<?xml version="1.0" encoding="utf-8"?><tmx version="1.4"><header creationtool="t" creationtoolversion="1"

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reluformer.config.data import CorpusSource
 from reluformer.errors import ArgumentError, DataError, UnknownNameError
 from reluformer.translation import formats
 from reluformer.translation.formats import spans
 from reluformer.translation.formats.base import decode
+from reluformer.translation.recipe import CorpusSource
 
 EXACT = ("plain", "markdown", "html", "aligned")
 TEXTS = {

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from reluformer import rules
-from reluformer.config.decoding import DecodingConfig
 from reluformer.kernels import cpu
 from reluformer.translation import native_stepper, stepper
 from reluformer.translation.native_stepper import NativeStepper
+from reluformer.translation.recipe import DecodingConfig
 from reluformer.translation.search import beam_search
 from reluformer.translation.torch_stepper import TorchStepper
 

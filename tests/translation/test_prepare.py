@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from reluformer.config.data import DataConfig
 from reluformer.errors import ArgumentError, DataError, StorageError
 from reluformer.translation import skipped as reasons
 from reluformer.translation.prepare import prepare
 from reluformer.translation.prepared import PreparedCorpus
+from reluformer.translation.recipe import DataConfig
 from reluformer.translation.tokenizer import Tokenizer
 
 SENTENCES = [

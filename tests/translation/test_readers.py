@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from reluformer.config.data import CorpusSource, EmbeddedOptions, Limits
 from reluformer.errors import DataError
 from reluformer.translation import skipped as reasons
 from reluformer.translation.document import Document
 from reluformer.translation.readers import read_documents
+from reluformer.translation.recipe import CorpusSource, EmbeddedOptions, Limits
 from reluformer.translation.skipped import PLACES_KEPT, Skipped
 
 SHARED_DATA = Path(__file__).parents[3] / "shared" / "data"

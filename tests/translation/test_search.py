@@ -5,10 +5,10 @@ import itertools
 import pytest
 import torch
 
-from reluformer.config.decoding import DecodingConfig
 from reluformer.errors import ArgumentError, ConfigError
 from reluformer.translation.forced import score
 from reluformer.translation.outline import Outline
+from reluformer.translation.recipe import DecodingConfig
 from reluformer.translation.search import Search, beam_search
 from reluformer.translation.stepper import stepper_of
 from reluformer.translation.tokenizer import BEGIN, END, PAD, SEPARATOR

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reluformer.config.data import Limits, SegmentConfig, TokenizerConfig
 from reluformer.errors import ArgumentError
 from reluformer.translation import skipped as reasons
 from reluformer.translation.document import Document
+from reluformer.translation.recipe import Limits, SegmentConfig, TokenizerConfig
 from reluformer.translation.segments import EncodedDocument, Segment, cut, encode_documents
 from reluformer.translation.skipped import Skipped
 from reluformer.translation.tokenizer import END, SEPARATOR, Tokenizer

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reluformer.config.data import TokenizerConfig
 from reluformer.errors import DataError, StorageError
+from reluformer.translation.recipe import TokenizerConfig
 from reluformer.translation.tokenizer import BEGIN, END, PAD, SEPARATOR, SPECIAL_TOKENS, UNKNOWN, Tokenizer
 
 KINDS = ["bpe", "unigram"]

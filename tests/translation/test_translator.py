@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from reluformer.config.decoding import DecodingConfig
 from reluformer.errors import ArgumentError, StorageError
 from reluformer.models import storage
 from reluformer.models.encoder_decoder import ReLUFormer
+from reluformer.translation.recipe import DecodingConfig
 from reluformer.translation.translator import Translator, load
 
 TEXT = "The cat saw a dog. It ran home.\n\n  A dog ran.\n"

@@ -34,10 +34,11 @@ def demo(
 
     Example: reluformer demo --set training.updates=500
     """
-    from reluformer.config import Recipe, load_yaml
+    from reluformer.config import load_yaml
     from reluformer.translation.demo import report, systems
     from reluformer.translation.embedded import document_from_id
     from reluformer.translation.prepared import PreparedCorpus
+    from reluformer.translation.recipe import Recipe
 
     console = Console(stderr=as_json)
     started = time.perf_counter()

@@ -9,7 +9,7 @@ from reluformer.errors import ArgumentError, StorageError
 from reluformer.translation.runs import MODEL, ONNX, RECIPE, is_run, refuse_folder_of_runs
 
 if TYPE_CHECKING:
-    from reluformer.config.recipe import Recipe
+    from reluformer.translation.recipe import Recipe
     from reluformer.translation.translator import Translator
 
 
@@ -51,8 +51,8 @@ def check_recipe(run: Path) -> None:
 
 def read_recipe(run: Path) -> Recipe:
     """What the run was asked for."""
-    from reluformer.config.base import load_yaml
-    from reluformer.config.recipe import Recipe
+    from reluformer.config import load_yaml
+    from reluformer.translation.recipe import Recipe
 
     return load_yaml(Recipe, run / RECIPE)
 

@@ -25,8 +25,9 @@ def prepare(
 
     Example: reluformer prepare configs/multi30k.yaml --set data.tokenizer.vocab_size=6000
     """
-    from reluformer.config import Recipe, load_yaml
+    from reluformer.config import load_yaml
     from reluformer.translation import prepare as preparation
+    from reluformer.translation.recipe import Recipe
 
     recipe = load_yaml(Recipe, config, overrides)
     console = Console(stderr=as_json)

@@ -14,9 +14,9 @@ from reluformer.cli.options import AsJson, Overrides, Plugins, RecipeFile
 from reluformer.cli.prepare import default_run
 
 if TYPE_CHECKING:
-    from reluformer.config import Recipe
     from reluformer.models.encoder_decoder import ReLUFormer
     from reluformer.training import TrainingResult
+    from reluformer.translation.recipe import Recipe
 
 
 def train(
@@ -37,9 +37,10 @@ def train(
 
     Example: reluformer train configs/multi30k.yaml --set training.max_minutes=10
     """
-    from reluformer.config import Recipe, load_yaml
+    from reluformer.config import load_yaml
     from reluformer.training import train as run_training
     from reluformer.training.progress import SilentProgress, for_terminal
+    from reluformer.translation.recipe import Recipe
 
     recipe = load_yaml(Recipe, config, overrides)
     directory = run or default_run(config)

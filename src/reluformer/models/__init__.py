@@ -1,5 +1,7 @@
 """Models built from the layers, and how they are stored.
 
+config            the sizes of a model and the rule of each of its memories
+blocks            attention and feed-forward layers with their residual connections
 encoder_decoder   ReLUFormer and Transformer, from the same blocks
 storage           a directory with config.json and model.safetensors
 """

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from reluformer.config import ModelConfig
 from reluformer.layers import Attention, FeedForward, Rotation, SlotCache, Sublayer, TokenSlots
 from reluformer.memory import RowStats
+from reluformer.models.config import ModelConfig
 from reluformer.rules import Rule
 
 

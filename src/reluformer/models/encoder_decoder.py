@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from reluformer.config import ModelConfig
 from reluformer.errors import ArgumentError
 from reluformer.layers import Rotation, SlotCache, TokenSlots, rotation, sinusoids
 from reluformer.memory import RowStats
 from reluformer.models import storage
 from reluformer.models.blocks import Block
+from reluformer.models.config import ModelConfig
 
 
 class Output(NamedTuple):

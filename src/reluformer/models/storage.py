@@ -18,8 +18,8 @@ from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from reluformer import files, rules
-from reluformer.config import ModelConfig
 from reluformer.errors import ArgumentError, ConfigError, StorageError, nearest
+from reluformer.models.config import ModelConfig
 
 FORMAT = 1
 KIND = "reluformer"

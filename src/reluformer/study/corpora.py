@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from reluformer.config import DataConfig
 from reluformer.errors import DataError
+from reluformer.translation.recipe import DataConfig
 
 ALSO_CALLED = {"europarl7-doc": ("europarl7-doc", "europarl7")}
 SPLITS = ("train", "valid", "test")

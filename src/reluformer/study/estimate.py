@@ -9,14 +9,15 @@ from dataclasses import dataclass
 
 import torch
 
-from reluformer.config import RegularizerConfig, TrainingConfig
-from reluformer.config.recipe import ModelRecipe
 from reluformer.models.encoder_decoder import ReLUFormer
+from reluformer.regularizers import RegularizerConfig
 from reluformer.study.plan import Plan, Run
 from reluformer.study.recall import RecallModel, Task
 from reluformer.study.trainings import model_of
+from reluformer.training.config import TrainingConfig
 from reluformer.training.objective import Objective
 from reluformer.training.optimizer import adamw
+from reluformer.translation.recipe import ModelRecipe
 
 SENTENCE_TOKENS = 32
 """Taken as the length of a sentence."""

@@ -12,8 +12,6 @@ from itertools import islice
 from typing import Any
 
 from reluformer import files
-from reluformer.config import DataConfig
-from reluformer.config.data import SegmentConfig
 from reluformer.study import maps
 from reluformer.study.corpora import data_config
 from reluformer.study.plan import Run
@@ -22,6 +20,7 @@ from reluformer.translation.document import Document
 from reluformer.translation.embedded import document_from_id, score_discourse
 from reluformer.translation.forced import score as forced_score
 from reluformer.translation.readers import read_documents
+from reluformer.translation.recipe import DataConfig, SegmentConfig
 from reluformer.translation.scoring import score
 from reluformer.translation.segments import cut, encode_documents
 from reluformer.translation.translator import Translator, load

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from reluformer import regularizers, rules
-from reluformer.config import RegularizerConfig
 from reluformer.layers import Attention
 from reluformer.memory import RowStats
+from reluformer.regularizers import RegularizerConfig
 from reluformer.study.plan import Run
 from reluformer.study.trainings import Context, chosen_rate, rounded
 

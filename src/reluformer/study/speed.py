@@ -21,10 +21,12 @@ import torch
 from torch import Tensor
 
 from reluformer import kernels
-from reluformer.config import ModelConfig, RegularizerConfig, TrainingConfig
+from reluformer.models.config import ModelConfig
 from reluformer.models.encoder_decoder import ReLUFormer
+from reluformer.regularizers import RegularizerConfig
 from reluformer.study.plan import Run
 from reluformer.study.trainings import Context, model_of, rounded
+from reluformer.training.config import TrainingConfig
 from reluformer.training.objective import Objective
 from reluformer.training.optimizer import adamw
 from reluformer.translation.tokenizer import BEGIN

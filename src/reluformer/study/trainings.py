@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reluformer.config import DecodingConfig, Recipe, TrainingConfig
-from reluformer.config.recipe import ModelRecipe
 from reluformer.errors import ReluformerError, StorageError
 from reluformer.study.corpora import data_config, prepared_name
 from reluformer.study.folder import StudyFolder
 from reluformer.study.plan import Run
+from reluformer.training.config import TrainingConfig
 from reluformer.training.launch import train
 from reluformer.training.loop import DivergedError
 from reluformer.training.progress import Glance
 from reluformer.training.run import RunDirectory
 from reluformer.translation.prepare import prepare
+from reluformer.translation.recipe import DecodingConfig, ModelRecipe, Recipe
 
 TELEMETRY = (
     *("read_variance", "output_variance", "residual_variance", "zero_fraction", "entropy", "row_sum"),

@@ -15,7 +15,20 @@ processes     what several processes tell each other
 resume_check  proof that a killed training goes on bit for bit
 """
 
-from reluformer.training.divergence import DivergedError
-from reluformer.training.launch import TrainingResult, train
+from __future__ import annotations
 
+import importlib
+from typing import Any
+
+_HOME = {
+    "DivergedError": "reluformer.training.divergence",
+    "TrainingResult": "reluformer.training.launch",
+    "train": "reluformer.training.launch",
+}
 __all__ = ["DivergedError", "TrainingResult", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'reluformer.training' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOME[name]), name)

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reluformer.config.training import TrainingConfig
 from reluformer.errors import ReluformerError
 from reluformer.layers import Attention, FeedForward, Sublayer
 from reluformer.rules import Pointwise, Rule
+from reluformer.training.config import TrainingConfig
 
 
 class DivergedError(ReluformerError):

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from reluformer.config.training import TrainingConfig
+from reluformer.training.config import TrainingConfig
 from reluformer.translation.batches import Batch, BatchPlan, Lengths, Pair, collate, sorted_batches
 from reluformer.translation.tokenizer import BEGIN, PAD
 

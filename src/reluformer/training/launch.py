@@ -20,13 +20,12 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
-from reluformer.config.recipe import Recipe
-from reluformer.config.training import TrainingConfig
 from reluformer.errors import ArgumentError, ConfigError, ReluformerError, StorageError
 from reluformer.models import storage
 from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.training import progress as shown
 from reluformer.training.averaging import mean_of
+from reluformer.training.config import TrainingConfig
 from reluformer.training.feed import Feed, ValidationFeed
 from reluformer.training.loop import DivergedError, Evaluate, Trainer
 from reluformer.training.objective import Objective
@@ -37,6 +36,7 @@ from reluformer.training.start import check_beginning, goes_on, is_finished, sta
 from reluformer.training.tensorboard import tensorboard_listener
 from reluformer.translation.prepare import prepare
 from reluformer.translation.prepared import PreparedCorpus
+from reluformer.translation.recipe import Recipe
 from reluformer.translation.tokenizer import Tokenizer
 
 

@@ -24,11 +24,11 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from reluformer.config.training import TrainingConfig
 from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.telemetry import Telemetry
 from reluformer.training.averaging import MovingAverage
 from reluformer.training.checkpoint import Checkpoint
+from reluformer.training.config import TrainingConfig
 from reluformer.training.divergence import DivergedError, diagnose
 from reluformer.training.feed import Feed
 from reluformer.training.objective import LossSums, Objective
@@ -185,7 +185,7 @@ class Trainer:
     def _regularizer(self, part: LossSums, rows: float) -> Tensor:
         config = self.config.regularizer
         assert config is not None and part.regularizer is not None
-        weighted = config.normalization * part.regularizer.normalization + config.entropy * part.regularizer.entropy
+        weighted = config.weighted(part.regularizer.normalization, part.regularizer.entropy)
         return weighted * (self.processes.world / max(rows, 1.0))
 
     @staticmethod

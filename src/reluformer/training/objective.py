@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from reluformer import regularizers
-from reluformer.config import RegularizerConfig
 from reluformer.models.encoder_decoder import ReLUFormer
-from reluformer.regularizers import RegularizerSums
+from reluformer.regularizers import RegularizerConfig, RegularizerSums
 
 _CHUNK_CELLS = 2**23
 """Logits that exist at a time: enough for fast products, little beside (N, V)."""

@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from reluformer.config.training import TrainingConfig
+from reluformer.training.config import TrainingConfig
 from reluformer.training.processes import Processes, in_one_piece
 
 

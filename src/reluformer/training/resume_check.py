@@ -19,12 +19,12 @@ from typing import Any
 import torch
 import yaml
 
-from reluformer.config.base import load_yaml
-from reluformer.config.recipe import Recipe
+from reluformer.config import load_yaml
 from reluformer.errors import ReluformerError
 from reluformer.training.launch import train
 from reluformer.training.progress import Glance
 from reluformer.training.run import RunDirectory
+from reluformer.translation.recipe import Recipe
 
 _WORDS = ("the", "cat", "saw", "two", "old", "birds", "and", "they", "flew", "over", "a", "house", "by", "sea")
 

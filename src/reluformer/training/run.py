@@ -24,12 +24,12 @@ import yaml
 from torch import Tensor
 
 from reluformer import files
-from reluformer.config import ModelConfig
-from reluformer.config.base import load_yaml
-from reluformer.config.recipe import Recipe
+from reluformer.config import load_yaml
 from reluformer.errors import ConfigError, StorageError
 from reluformer.models import storage
+from reluformer.models.config import ModelConfig
 from reluformer.training.checkpoint import CheckpointStore
+from reluformer.translation.recipe import Recipe
 
 Status = Literal["running", "interrupted", "diverged", "finished"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from reluformer.config.training import TrainingConfig
+from reluformer.training.config import TrainingConfig
 
 
 def learning_rate(config: TrainingConfig, update: int) -> float:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from reluformer.config.recipe import Recipe
 from reluformer.errors import ConfigError, StorageError
 from reluformer.models import storage
 from reluformer.models.encoder_decoder import ReLUFormer
@@ -18,6 +17,7 @@ from reluformer.training.checkpoint import Checkpoint
 from reluformer.training.loop import Trainer
 from reluformer.training.run import RunDirectory
 from reluformer.translation.prepared import PreparedCorpus
+from reluformer.translation.recipe import Recipe
 from reluformer.translation.tokenizer import Tokenizer
 
 

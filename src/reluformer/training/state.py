@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from reluformer.config.training import RegularizerConfig
+from reluformer.regularizers import RegularizerConfig
 from reluformer.translation.batches import Batch
 
 
@@ -84,8 +84,7 @@ class Interval:
         if regularizer is not None:
             live = max(self.live, 1.0)
             means = {"normalization": self.normalization / live, "entropy": self.entropy / live}
-            weighted = regularizer.normalization * means["normalization"] + regularizer.entropy * means["entropy"]
-            values["regularizer"] = {"loss": weighted, **means, **self.rows}
+            values["regularizer"] = {"loss": regularizer.weighted(**means), **means, **self.rows}
         return values
 
 

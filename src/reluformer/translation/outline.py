@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reluformer.config.decoding import DecodingConfig
 from reluformer.errors import ArgumentError
+from reluformer.translation.recipe import DecodingConfig
 from reluformer.translation.tokenizer import BEGIN, END, PAD, SEPARATOR
 
 NEVER = float("-inf")

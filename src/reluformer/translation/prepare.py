@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import reluformer
-from reluformer.config.data import CorpusSource, DataConfig, Split
 from reluformer.errors import DataError, StorageError
 from reluformer.files import alone_in
 from reluformer.translation.document import Document
@@ -27,6 +26,7 @@ from reluformer.translation.prepared import (
     write_manifest,
 )
 from reluformer.translation.readers import read_documents
+from reluformer.translation.recipe import CorpusSource, DataConfig, Split
 from reluformer.translation.segments import Segment, cut, encode_documents
 from reluformer.translation.skipped import Skipped
 from reluformer.translation.store import write_segments

@@ -12,11 +12,11 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from reluformer.config.data import DataConfig, Split
 from reluformer.errors import ArgumentError, StorageError
 from reluformer.files import read_json, write_text
 from reluformer.translation.document import Document
 from reluformer.translation.readers import read_documents
+from reluformer.translation.recipe import DataConfig, Split
 from reluformer.translation.skipped import Skipped
 from reluformer.translation.store import SegmentStore
 from reluformer.translation.tokenizer import Tokenizer

@@ -15,11 +15,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from reluformer.config.data import CorpusSource, Limits, Split
 from reluformer.errors import DataError
 from reluformer.translation import skipped as reasons
 from reluformer.translation.document import Document
 from reluformer.translation.lines import decode, numbered_lines
+from reluformer.translation.recipe import CorpusSource, Limits, Split
 from reluformer.translation.skipped import Skipped
 
 _UTF8_MOST_BYTES = 4

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reluformer.config.decoding import DecodingConfig
 from reluformer.errors import ArgumentError
 from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.translation.outline import NEVER, Outline, Progress
+from reluformer.translation.recipe import DecodingConfig
 from reluformer.translation.stepper import AnyStepper, Stepper, stepper_of
 from reluformer.translation.tokenizer import BEGIN, END
 

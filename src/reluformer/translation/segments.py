@@ -15,10 +15,10 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from reluformer.config.data import Limits, SegmentConfig
 from reluformer.errors import ArgumentError
 from reluformer.translation import skipped as reasons
 from reluformer.translation.document import Document
+from reluformer.translation.recipe import Limits, SegmentConfig
 from reluformer.translation.skipped import Skipped
 from reluformer.translation.tokenizer import END, SEPARATOR, Tokenizer
 

@@ -18,9 +18,9 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from reluformer.config.data import TokenizerConfig
 from reluformer.errors import DataError, StorageError
 from reluformer.files import read_json, write_text
+from reluformer.translation.recipe import TokenizerConfig
 
 PAD, BEGIN, END, SEPARATOR, UNKNOWN = range(5)
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<sep>", "<unk>")

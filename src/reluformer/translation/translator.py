@@ -9,7 +9,6 @@ from typing import Any, overload
 import torch
 import yaml
 
-from reluformer.config.decoding import DecodingConfig
 from reluformer.errors import ArgumentError, ConfigError, StorageError
 from reluformer.models import storage
 from reluformer.models.encoder_decoder import ReLUFormer
@@ -18,6 +17,7 @@ from reluformer.translation import forced, formats
 from reluformer.translation.documents import ReportProgress, Translation
 from reluformer.translation.forced import TargetScore
 from reluformer.translation.formats import TextFormat
+from reluformer.translation.recipe import DecodingConfig
 from reluformer.translation.runs import ONNX, RECIPE, meant_by, refuse_folder_of_runs
 from reluformer.translation.stepper import AnyStepper, ModelStepper, Stepper, stepper_of
 from reluformer.translation.tokenizer import END, SEPARATOR, Tokenizer

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from reluformer.config import ModelConfig
-from reluformer.config.data import TokenizerConfig
-from reluformer.config.decoding import DecodingConfig
 from reluformer.integrations.server.engine import Engine
 from reluformer.integrations.server.limits import Limits
 from reluformer.integrations.server.served import ServedModel, ServedModels
+from reluformer.models.config import ModelConfig
 from reluformer.models.encoder_decoder import ReLUFormer
+from reluformer.translation.recipe import DecodingConfig, TokenizerConfig
 from reluformer.translation.tokenizer import Tokenizer
 from reluformer.translation.translator import Translator
 

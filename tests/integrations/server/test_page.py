@@ -17,11 +17,10 @@ from typing import Any
 import pytest
 import torch
 
-from reluformer.config import ModelConfig
-from reluformer.config.data import TokenizerConfig
-from reluformer.config.decoding import DecodingConfig
+from reluformer.models.config import ModelConfig
 from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.translation.embedded import document_from_id, generate
+from reluformer.translation.recipe import DecodingConfig, TokenizerConfig
 from reluformer.translation.tokenizer import Tokenizer
 from reluformer.translation.translator import Translator
 

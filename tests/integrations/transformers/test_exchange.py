@@ -18,10 +18,9 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import reluformer as rf
 from reluformer import hub
-from reluformer.config.data import TokenizerConfig
-from reluformer.config.decoding import DecodingConfig
 from reluformer.errors import StorageError
 from reluformer.models import storage
+from reluformer.translation.recipe import DecodingConfig, TokenizerConfig
 from reluformer.translation.tokenizer import Tokenizer
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer.meta.json", "recipe.yaml")

@@ -14,10 +14,9 @@ pytest.importorskip("transformers", reason="needs the extra [hf]")
 from transformers import LogitsProcessorList, MarianConfig, MarianMTModel, pipeline
 
 from reluformer import hub
-from reluformer.config import ModelConfig
-from reluformer.config.data import TokenizerConfig
-from reluformer.config.decoding import DecodingConfig
 from reluformer.errors import ArgumentError, ConfigError, StorageError
+from reluformer.models.config import ModelConfig
+from reluformer.translation.recipe import DecodingConfig, TokenizerConfig
 from reluformer.translation.search import beam_search
 from reluformer.translation.tokenizer import END, SEPARATOR, Tokenizer
 

@@ -24,14 +24,14 @@ from transformers import (
     StaticCache,
 )
 
-from reluformer.config import ModelConfig
-from reluformer.config.data import TokenizerConfig
 from reluformer.errors import ArgumentError, ConfigError, StorageError
 from reluformer.integrations.transformers import (
     ReLUFormerConfig,
     ReLUFormerForConditionalGeneration,
     ReLUFormerTokenizer,
 )
+from reluformer.models.config import ModelConfig
+from reluformer.translation.recipe import TokenizerConfig
 from reluformer.translation.tokenizer import Tokenizer
 
 SIZE: dict[str, Any] = dict(

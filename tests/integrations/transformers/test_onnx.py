@@ -13,13 +13,12 @@ import pytest
 import torch
 
 from reluformer import hub, rules
-from reluformer.config import ModelConfig
-from reluformer.config.data import TokenizerConfig
-from reluformer.config.decoding import DecodingConfig
 from reluformer.errors import ArgumentError, StorageError, UnknownNameError
 from reluformer.integrations import onnx as exported
 from reluformer.models import storage
+from reluformer.models.config import ModelConfig
 from reluformer.models.encoder_decoder import ReLUFormer
+from reluformer.translation.recipe import DecodingConfig, TokenizerConfig
 from reluformer.translation.search import beam_search
 from reluformer.translation.tokenizer import Tokenizer
 from reluformer.translation.torch_stepper import TorchStepper

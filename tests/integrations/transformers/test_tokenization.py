@@ -12,10 +12,10 @@ pytest.importorskip("transformers", reason="needs the extra [hf]")
 
 from transformers import AutoTokenizer
 
-from reluformer.config import ModelConfig
-from reluformer.config.data import TokenizerConfig
 from reluformer.errors import ArgumentError, StorageError
 from reluformer.integrations.transformers import ReLUFormerConfig, ReLUFormerTokenizer
+from reluformer.models.config import ModelConfig
+from reluformer.translation.recipe import TokenizerConfig
 from reluformer.translation.tokenizer import END, SEPARATOR, Tokenizer
 
 TEXTS = ["The house is big.", " two  spaces ", "<sep> and </s> are text", "größer, Ünïcode 語 🙂", "", "a\nb"]

@@ -157,8 +157,8 @@ def _manifest(
 
 def _languages(run: Path) -> tuple[str, str]:
     """What the run translates from and into; English and German where no recipe says."""
-    from reluformer.config.base import load_yaml
-    from reluformer.config.recipe import Recipe
+    from reluformer.config import load_yaml
+    from reluformer.translation.recipe import Recipe
 
     if not (run / RECIPE).is_file():
         return "en", "de"

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from reluformer import files
-from reluformer.config.decoding import DecodingConfig
 from reluformer.errors import ConfigError, StorageError
+from reluformer.translation.recipe import DecodingConfig
 from reluformer.translation.runs import ONNX as MANIFEST
 from reluformer.translation.tokenizer import Tokenizer
 

@@ -41,7 +41,7 @@ class EncoderGraph(nn.Module):
 
     def example(self) -> tuple[Tensor, ...]:
         """Inputs to trace with: every axis that varies has a length of its own."""
-        return torch.full((2, 3), self.model.config.pad_id), torch.ones(2, 3, dtype=torch.bool)
+        return torch.zeros(2, 3, dtype=torch.long), torch.ones(2, 3, dtype=torch.bool)
 
     def axes(self) -> tuple[Axes, ...]:
         """The names of the axes that vary."""
@@ -81,7 +81,7 @@ class DecoderGraph(nn.Module):
             # each its own tensor: torch takes inputs that are one object for one input
             return [(torch.zeros(shape), torch.zeros(shape)) for _ in range(config.decoder_layers)]
 
-        tokens = torch.full((sources, beams, new), config.pad_id)
+        tokens = torch.zeros(sources, beams, new, dtype=torch.long)
         parents, mask = torch.zeros(sources, beams, dtype=torch.long), torch.ones(sources, source, dtype=torch.bool)
         return tokens, parents, mask, slots(sources, source), slots(rows, before)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from reluformer.config.base import Config
+from reluformer.config import Config
 
 
 class Limits(Config):

@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
-from reluformer.config import ModelConfig
-from reluformer.config.decoding import DecodingConfig
 from reluformer.errors import ConfigError
+from reluformer.models.config import ModelConfig
+from reluformer.translation.recipe import DecodingConfig
 from reluformer.translation.tokenizer import BEGIN, END, PAD
 
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from reluformer.config.decoding import DecodingConfig
 from reluformer.errors import ArgumentError
 from reluformer.integrations.transformers.modeling import ReLUFormerForConditionalGeneration
 from reluformer.integrations.transformers.tokenization import ReLUFormerTokenizer, check_fingerprint
 from reluformer.translation.outline import Outline, Progress
+from reluformer.translation.recipe import DecodingConfig
 from reluformer.translation.translator import Translator
 
 

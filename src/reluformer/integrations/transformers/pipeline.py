@@ -10,11 +10,11 @@ from typing import Any
 
 from transformers import LogitsProcessorList, Pipeline
 
-from reluformer.config.decoding import DecodingConfig
 from reluformer.errors import ArgumentError
 from reluformer.integrations.transformers.generation import OutlineProcessor, check_tokenizer, search_settings, texts_of
 from reluformer.integrations.transformers.modeling import ReLUFormerForConditionalGeneration
 from reluformer.translation import formats
+from reluformer.translation.recipe import DecodingConfig
 
 TASK = "translation"
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reluformer.config import Recipe
 from reluformer.errors import ReluformerError
 from reluformer.training.run import RunDirectory
 from reluformer.translation.embedded import DiscourseScores, EmbeddedDocument, document_from_id, score_discourse
 from reluformer.translation.prepare import prepare
 from reluformer.translation.prepared import PreparedCorpus, Summary
+from reluformer.translation.recipe import Recipe
 from reluformer.translation.scoring import Scores, score
 from reluformer.translation.translator import Translator, load
 

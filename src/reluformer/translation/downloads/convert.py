@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from reluformer.config.data import CorpusSource, Split
 from reluformer.errors import DataError
 from reluformer.files import whole_file
 from reluformer.translation.document import Document
 from reluformer.translation.downloads import marked_text
 from reluformer.translation.downloads.archives import extract
 from reluformer.translation.readers import read_documents
+from reluformer.translation.recipe import CorpusSource, Split
 from reluformer.translation.skipped import Skipped
 
 LEAKED = "document that shares a sentence with valid or test: dropped"

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from reluformer.config.data import Split
 from reluformer.errors import DataError, StorageError
 from reluformer.files import alone_in, write_text
 from reluformer.translation.downloads.catalogue import Dataset, RemoteFile
 from reluformer.translation.downloads.convert import CONVERTERS, Workspace, write_documents
 from reluformer.translation.downloads.fetch import Digests, Patience, Progress, fetch, silent
+from reluformer.translation.recipe import Split
 from reluformer.translation.skipped import Skipped
 
 FORMAT = 1

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from reluformer.config import ModelConfig
-from reluformer.config.data import TokenizerConfig
+from reluformer.models.config import ModelConfig
 from reluformer.models.encoder_decoder import ReLUFormer
+from reluformer.translation.recipe import TokenizerConfig
 from reluformer.translation.tokenizer import Tokenizer
 
 WORDS = [

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reluformer import rules
-from reluformer.config.base import load_yaml
-from reluformer.config.recipe import ModelRecipe, Recipe
+from reluformer.config import load_yaml
 from reluformer.errors import ArgumentError, StorageError
 from reluformer.files import write_json
 from reluformer.integrations.transformers.relufy.report import Report
 from reluformer.models import storage
 from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.training.run import RunDirectory
+from reluformer.translation.recipe import ModelRecipe, Recipe
 from reluformer.translation.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def save_run(student: ReLUFormer, directory: str | Path, like: str | Path, repor
     changes = {
         key: value
         for key, value in student.config.model_dump(mode="json").items()
-        if key not in ("vocab_size", "pad_id") and value is not None
+        if key != "vocab_size" and value is not None
     }
     model = ModelRecipe(size=recipe.model.size, architecture="reluformer", **changes)
     run.begin(recipe.replace(model=model))

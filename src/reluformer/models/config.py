@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from reluformer import rules
-from reluformer.config.base import Config
+from reluformer.config import Config
 from reluformer.errors import ReluformerError, UnknownNameError, nearest
 from reluformer.rules import Rule
 
@@ -28,7 +28,12 @@ Architecture = Literal["reluformer", "transformer"]
 
 
 class ModelConfig(Config):
-    """Everything that decides the shape and the mathematics of a `ReLUFormer`."""
+    """Everything that decides the shape and the mathematics of a `ReLUFormer`.
+
+    Example:
+        >>> ModelConfig(vocab_size=100, width=64, heads=2).ffn.name
+        'relu_plain'
+    """
 
     vocab_size: int = Field(gt=0)
     """Entries of the joint source and target vocabulary."""
@@ -73,8 +78,11 @@ class ModelConfig(Config):
     checkpoint_activations: bool = False
     """Recompute each block in the backward pass instead of keeping its activations."""
 
-    pad_id: int = Field(default=0, ge=0)
-    """Token that fills short rows of a batch; never seen by any query."""
+    @model_validator(mode="before")
+    @classmethod
+    def _without_pad_id(cls, values: Any) -> Any:
+        """Drops `pad_id`, which files of version 0.1 hold and which never had an effect."""
+        return {key: value for key, value in values.items() if key != "pad_id"} if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -98,17 +106,29 @@ class ModelConfig(Config):
             raise ValueError(
                 f"rotary positions need an even head width, got {self.width // self.heads}; change width or heads"
             )
-        if self.pad_id >= self.vocab_size:
-            raise ValueError(f"pad_id={self.pad_id} lies outside the vocabulary of {self.vocab_size}")
         return self
 
     def rules(self) -> tuple[Rule, ...]:
-        """Of the feed-forward memory, and of the three kinds of attention."""
+        """Returns the rule of the feed-forward memory, then the rules of the three kinds of attention."""
         return self.ffn, self.encoder_attention, self.decoder_attention, self.cross_attention
 
     @classmethod
     def preset(cls, size: Preset | str, architecture: Architecture | str = "reluformer", **changes: Any) -> Self:
-        """One of the named sizes with one of the two architectures of the paper."""
+        """Returns one of the named sizes with one of the two architectures of the paper.
+
+        Args:
+            size: "tiny", "iwslt" or "base".
+            architecture: "reluformer" has the rule `relu` in all attention, "transformer" has softmax.
+            **changes: Values that replace those of the preset; `vocab_size` is required.
+
+        Raises:
+            UnknownNameError: The size or the architecture has no such name.
+            ConfigError: A changed value does not fit.
+
+        Example:
+            >>> ModelConfig.preset("tiny", "transformer", vocab_size=100).cross_attention.name
+            'softmax'
+        """
         values = {
             **_entry(_SIZES, size, "size"),
             **_entry(_ARCHITECTURES, architecture, "architecture"),

@@ -1,12 +1,14 @@
-"""Configuration: typed, frozen, and strict about names.
+"""The base of every configuration: typed, frozen, and strict about names.
 
-`Config` is the base of every section; an unknown key is refused with the nearest valid
-one. The docstring under a field is its help text. Recipes are YAML files whose sections
-are such models; `--set section.key=value` overrides single values.
+An unknown key is an error that names the nearest valid one. The docstring under a field is
+its help text. Each part of the package declares its own section beside its code: the model
+in `models.config`, training in `training.config`, the whole recipe in `translation.recipe`.
+A recipe is a YAML file of such sections; `--set section.key=value` overrides single values.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +22,17 @@ from reluformer.errors import ConfigError, nearest
 
 
 class Config(BaseModel):
-    """Base of all configuration: frozen, and a `ConfigError` for whatever does not fit."""
+    """The base class of all configuration; it raises `ConfigError` for whatever does not fit.
+
+    Example:
+        >>> class Size(Config):
+        ...     width: int = 64
+        >>> Size(width=32).replace(width=16)
+        Size(width=16)
+        >>> Size(widht=32)
+        Traceback (most recent call last):
+        reluformer.errors.ConfigError: unknown key 'widht'; did you mean 'width'? valid: width
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, use_attribute_docstrings=True)
 
@@ -32,19 +44,19 @@ class Config(BaseModel):
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], where: str) -> Self:
-        """Build from untrusted data; errors begin with `where` it came from."""
+        """Builds the configuration from untrusted data; its errors begin with `where` the data came from."""
         try:
             return cls(**values)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some values changed, validated again."""
+        """Returns a copy with some values changed; the copy is validated again."""
         return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
 
 
 class Finding(NamedTuple):
-    """One thing that does not fit: where, of what kind, and the rest of the sentence."""
+    """One value that does not fit: its path, the kind of problem, and the rest of the message."""
 
     path: tuple[str, ...]
     kind: Literal["unknown", "missing", "value"]
@@ -60,7 +72,7 @@ class Finding(NamedTuple):
 
 
 class _Findings(ConfigError):
-    """A `ConfigError` that remembers its parts, so that the section around it can say where."""
+    """A `ConfigError` that keeps its findings, so that the section around it can add its own path."""
 
     def __init__(self, findings: list[Finding]) -> None:
         super().__init__("; ".join(map(str, findings)))
@@ -68,7 +80,7 @@ class _Findings(ConfigError):
 
 
 def _findings(schema: type[BaseModel], error: ValidationError) -> list[Finding]:
-    """pydantic's findings, with the nearest name for an unknown key."""
+    """Returns the findings of pydantic, with the nearest name for an unknown key."""
     findings = []
     for detail in error.errors():
         path = tuple(map(str, detail["loc"]))
@@ -89,7 +101,7 @@ def _findings(schema: type[BaseModel], error: ValidationError) -> list[Finding]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as recipes use it: keys are names, none is given twice, and a date is text."""
+    """Reads YAML as recipes use it: keys are names, no key occurs twice, and a date is text."""
 
     def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -109,7 +121,19 @@ C = TypeVar("C", bound=Config)
 
 
 def load_yaml(schema: type[C], path: str | Path, overrides: Iterable[str] = ()) -> C:
-    """A recipe file as `schema`, with `section.key=value` overrides."""
+    """Reads a YAML file as a configuration.
+
+    Args:
+        schema: The configuration class to build.
+        path: The file to read.
+        overrides: Single values that replace those of the file, each as "section.key=value".
+
+    Returns:
+        The validated configuration.
+
+    Raises:
+        ConfigError: The file cannot be read, or a key or value does not fit `schema`.
+    """
     path = Path(path)
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
@@ -142,3 +166,20 @@ def _override(values: dict[str, Any], override: str) -> None:
     if isinstance(values[last], str):
         with suppress(ValueError):  # YAML reads 3e-4 as a string
             values[last] = float(text)
+
+
+_MOVED = {
+    "DataConfig": "reluformer.translation.recipe",
+    "DecodingConfig": "reluformer.translation.recipe",
+    "ModelConfig": "reluformer.models.config",
+    "Recipe": "reluformer.translation.recipe",
+    "RegularizerConfig": "reluformer.regularizers",
+    "TrainingConfig": "reluformer.training.config",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Finds the sections that scripts for version 0.1 import from here; each now lives beside its part."""
+    if name not in _MOVED:
+        raise AttributeError(f"module 'reluformer.config' has no attribute '{name}'")
+    return getattr(importlib.import_module(_MOVED[name]), name)

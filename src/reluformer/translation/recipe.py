@@ -1,14 +1,24 @@
-"""The configuration of a corpus: where it is, how it is tokenised and cut."""
+"""The recipe of a translation model: one YAML file from the corpus to the translation.
+
+data        DataConfig      the corpus, its vocabulary and its segments
+model       ModelRecipe     a named size, and what differs from it
+training    TrainingConfig  how the model is trained
+decoding    DecodingConfig  how it translates afterwards
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from reluformer.config.base import Config
+from reluformer import rules
+from reluformer.config import Config
+from reluformer.errors import ReluformerError
+from reluformer.models.config import Architecture, ModelConfig, Preset
+from reluformer.training.config import TrainingConfig
 
 Format = Literal["lines", "jsonl", "tsv", "tmx", "xliff", "po"]
 Split = Literal["train", "valid", "test"]
@@ -25,10 +35,10 @@ _FORMAT_BY_SUFFIX: Mapping[str, Format] = {
 
 
 class EmbeddedOptions(Config):
-    """Documents from the project's own generator: no files, no download."""
+    """Options of the corpus that the package generates itself; it needs no files and no download."""
 
     documents: int = Field(default=1000, gt=0)
-    """How many documents."""
+    """Number of documents."""
     seed: int = Field(default=0, ge=0)
     """Another seed gives other documents."""
     sentences: tuple[int, int] = (4, 12)
@@ -87,7 +97,7 @@ class CorpusSource(Config):
 
     @property
     def kind(self) -> Format | Literal["embedded"]:
-        """The format that is read, explicit or by name."""
+        """The format of the source, as given or told by the file name."""
         if self.embedded is not None:
             return "embedded"
         by_name = None if self.path is None else _format_by_name(self.path)
@@ -95,11 +105,11 @@ class CorpusSource(Config):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """What is read from disk; empty for the embedded corpus."""
+        """The files that are read from disk; the embedded corpus has none."""
         return tuple(file for file in (self.path, self.src, self.tgt) if file is not None)
 
     def resolved(self) -> Self:
-        """The same with absolute paths, so that it means the same from any directory."""
+        """Returns a copy with absolute paths, which means the same from any directory."""
         return self.replace(
             path=self.path and self.path.resolve(),
             src=self.src and self.src.resolve(),
@@ -158,7 +168,7 @@ class SegmentConfig(Config):
 
 
 class Limits(Config):
-    """Where a line stops being text and starts being an accident."""
+    """Limits beyond which a line is taken for an accident instead of text."""
 
     sentence_characters: int = Field(default=10_000, gt=0)
     """A longer sentence is skipped and counted."""
@@ -174,11 +184,11 @@ class DataConfig(Config):
     """Everything that decides which token ids a model is trained on."""
 
     train: CorpusSource
-    """What is learned from; the tokenizer too."""
+    """The split that the model and the tokenizer learn from."""
     valid: CorpusSource | None = None
-    """What is looked at while training."""
+    """The split whose loss is measured during training."""
     test: CorpusSource | None = None
-    """What is scored at the end."""
+    """The split that is scored after training."""
     source_lang: str = Field(default="en", min_length=2)
     """Language translated from."""
     target_lang: str = Field(default="de", min_length=2)
@@ -188,18 +198,114 @@ class DataConfig(Config):
     segments: SegmentConfig = SegmentConfig()
     """How documents are cut."""
     limits: Limits = Limits()
-    """What is refused."""
+    """Limits beyond which text is skipped or refused."""
 
     @property
     def splits(self) -> dict[Split, CorpusSource]:
-        """The splits that are given, in order."""
+        """The splits that are given, in the order train, valid, test."""
         given: dict[Split, CorpusSource | None] = {"train": self.train, "valid": self.valid, "test": self.test}
         return {name: source for name, source in given.items() if source is not None}
 
     def resolved(self) -> Self:
-        """The same with absolute paths."""
+        """Returns a copy with absolute paths."""
         tokenizer = self.tokenizer
         if tokenizer.path is not None:
             tokenizer = tokenizer.replace(path=tokenizer.path.resolve())
         sources = {name: source.resolved() for name, source in self.splits.items()}
         return self.replace(tokenizer=tokenizer, **sources)
+
+
+class DecodingConfig(Config):
+    """How translations are searched for, and how long documents are cut."""
+
+    beam: int = Field(default=4, ge=1)
+    """Hypotheses kept at each step; 1 is greedy search."""
+    n_best: int = Field(default=1, ge=1)
+    """Translations returned for each source, best first; at most `beam`."""
+    length_penalty: float = Field(default=1.0, ge=0)
+    """Hypotheses are ranked by log-probability / length^length_penalty; 0 prefers short ones."""
+    stop: Literal["exact", "beam"] = "exact"
+    """`exact`: when no live hypothesis can still enter the n best, whatever its length becomes.
+    `beam`: as soon as `beam` hypotheses are finished, which is quicker and may miss a better one."""
+    length_ratio: float = Field(default=2.0, gt=0)
+    """A sentence may grow to length_ratio * source tokens + length_offset tokens."""
+    length_offset: int = Field(default=16, ge=1)
+    """See `length_ratio`."""
+    min_length: int = Field(default=0, ge=0)
+    """Tokens before the end is allowed; where it exceeds the length limit, the limit wins."""
+    window_tokens: Annotated[int, Field(ge=8)] | Literal["sentence"] | None = None
+    """Longer documents are cut at sentence borders into windows of so many source tokens, or into
+    single sentences. Unset: as the model was trained."""
+    context_sentences: int = Field(default=3, ge=0)
+    """Sentences before a window that are given again, with their translations, as its beginning."""
+    batch_tokens: int = Field(default=8192, gt=0)
+    """Source tokens, padding included, that are translated at once."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.n_best > self.beam:
+            raise ValueError(f"n_best={self.n_best} translations need at least as many beams; set beam={self.n_best}")
+        return self
+
+
+class ModelRecipe(Config):
+    """A named size and architecture, and any key of `ModelConfig` that should differ from them."""
+
+    model_config = ConfigDict(extra="allow")
+
+    size: Preset = "tiny"
+    """Widths and depths to start from."""
+    architecture: Architecture = "reluformer"
+    """`relu` or `softmax` in all attention."""
+
+    @model_validator(mode="after")
+    def _is_a_model(self) -> Self:
+        changes = self.__pydantic_extra__ or {}
+        changes.pop("pad_id", None)  # had no effect in version 0.1 and is gone
+        if "vocab_size" in changes:
+            raise ValueError("vocab_size comes from the tokenizer; set data.tokenizer.vocab_size")
+        try:
+            model = self.with_vocabulary(2**31 - 1)
+            for rule in model.rules():
+                rules.spec(rule)
+            valid = model.model_dump(mode="json")
+        except ReluformerError as error:
+            raise ValueError(str(error)) from None
+        changes.update({name: valid[name] for name in changes})  # as plain data, rule objects too
+        return self
+
+    def with_vocabulary(self, size: int) -> ModelConfig:
+        """Returns the configuration of a model with a vocabulary of `size` entries."""
+        changes: dict[str, Any] = self.__pydantic_extra__ or {}
+        return ModelConfig.preset(self.size, self.architecture, vocab_size=size, **changes)
+
+
+class Recipe(Config):
+    """Everything that decides a training run and how its model translates."""
+
+    data: DataConfig
+    """The corpus, its vocabulary and its segments."""
+    model: ModelRecipe = ModelRecipe()
+    """The model."""
+    training: TrainingConfig = TrainingConfig()
+    """How it is trained."""
+    decoding: DecodingConfig = DecodingConfig()
+    """How it translates afterwards."""
+
+    @model_validator(mode="after")
+    def _validates_on_something(self) -> Self:
+        wants = [key for key in ("patience", "validate_bleu") if getattr(self.training, key)]
+        if wants and self.data.valid is None:
+            raise ValueError(f"training.{wants[0]} needs a validation split; give data.valid")
+        return self
+
+    @property
+    def decoding_as_trained(self) -> DecodingConfig:
+        """The decoding section; an unset window becomes the segment length of training."""
+        if self.decoding.window_tokens is not None:
+            return self.decoding
+        return self.decoding.replace(window_tokens=self.data.segments.segment_tokens)
+
+    def model_config_for(self, vocab_size: int) -> ModelConfig:
+        """Returns the configuration of this recipe's model for a vocabulary."""
+        return self.model.with_vocabulary(vocab_size)
