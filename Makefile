@@ -51,7 +51,7 @@ build/sanitize-%: tests/kernels/native/%.cpp tests/kernels/native/shared.h $(wil
 
 # Many more requests drawn from the server's OpenAPI document than the tests ask for.
 schema: setup
-	SCHEMA_EXAMPLES=300 $(BIN)/python -m pytest tests/server/test_schema.py
+	SCHEMA_EXAMPLES=300 $(BIN)/python -m pytest tests/integrations/server/test_schemas.py
 
 dist: setup
 	rm -rf dist

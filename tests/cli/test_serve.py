@@ -17,7 +17,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What would be served."""
     for part in verb.NEEDED:
         pytest.importorskip(part, reason=f"{part} is not installed: pip install 'reluformer[serve]'")
-    from reluformer.integrations.server import process
+    from reluformer.integrations.server import application
 
     seen: dict[str, Any] = {}
 
@@ -25,7 +25,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         seen.update(options, models=models)
         ready("http://127.0.0.1:5000/")
 
-    monkeypatch.setattr(process, "serve", serve)
+    monkeypatch.setattr(application, "serve", serve)
     monkeypatch.delenv(verb.KEY_VARIABLE, raising=False)
     return seen
 

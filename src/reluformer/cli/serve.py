@@ -66,16 +66,16 @@ def serve(
 
     import torch
 
+    from reluformer.integrations.server.application import serve as serve_models
     from reluformer.integrations.server.limits import Limits
-    from reluformer.integrations.server.process import serve as serve_models
-    from reluformer.integrations.server.served import ServedModel, ServedModels, names_of
+    from reluformer.integrations.server.model_registry import ModelRegistry, ServedModel, unique_names
 
     if threads is not None:
         torch.set_num_threads(threads)
     limits = Limits(characters=characters, batch_texts=max_batch, waiting=waiting, request_seconds=timeout)
     served = [
         ServedModel(name, models.open_translator(run, device, **changes), *models.languages(run))
-        for run, name in zip(runs, names_of(runs), strict=True)
+        for run, name in zip(runs, unique_names(runs), strict=True)
     ]
     if key is None and not host.startswith(_LOOPBACK):
         typer.echo(f"warning: everybody who reaches {host} may translate here; set {KEY_VARIABLE}", err=True)
@@ -84,7 +84,7 @@ def serve(
         names = " and ".join(model.name for model in served)
         typer.echo(f"serving {names}; open {address} in a browser, Ctrl-C ends it")
 
-    serve_models(ServedModels(served), host=host, port=port, limits=limits, key=key, log_level=log_level, ready=ready)
+    serve_models(ModelRegistry(served), host=host, port=port, limits=limits, key=key, log_level=log_level, ready=ready)
 
 
 def _check_parts() -> None:

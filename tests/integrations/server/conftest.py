@@ -11,7 +11,7 @@ import torch
 
 from reluformer.integrations.server.engine import Engine
 from reluformer.integrations.server.limits import Limits
-from reluformer.integrations.server.served import ServedModel, ServedModels
+from reluformer.integrations.server.model_registry import ModelRegistry, ServedModel
 from reluformer.models.config import ModelConfig
 from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.translation.recipe import DecodingConfig, TokenizerConfig
@@ -50,13 +50,13 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def models(tokenizer: Tokenizer) -> ServedModels:
+def models(tokenizer: Tokenizer) -> ModelRegistry:
     config = DecodingConfig(**DECODING)
     pair = [
         ServedModel(name, Translator(make_model(tokenizer, rule), tokenizer, config))
         for name, rule in (("sparse", "relu"), ("dense", "softmax"))
     ]
-    return ServedModels(pair)
+    return ModelRegistry(pair)
 
 
 @pytest.fixture(scope="session")
@@ -72,11 +72,11 @@ def runs(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> list
 
 
 @pytest.fixture
-def serve(models: ServedModels) -> Iterator[Callable[..., TestClient]]:
+def serve(models: ModelRegistry) -> Iterator[Callable[..., TestClient]]:
     """A client of a server in this process, with other limits where some are given."""
     from starlette.testclient import TestClient
 
-    from reluformer.integrations.server.app import create_app
+    from reluformer.integrations.server.application import create_app
 
     opened: list[TestClient] = []
 
@@ -97,10 +97,10 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def client(models: ServedModels) -> Iterator[TestClient]:
+def client(models: ModelRegistry) -> Iterator[TestClient]:
     from starlette.testclient import TestClient
 
-    from reluformer.integrations.server.app import create_app
+    from reluformer.integrations.server.application import create_app
 
     with TestClient(create_app(models)) as client:
         yield client

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
-from reluformer.integrations.server.engine import Engine
-from reluformer.integrations.server.jobs import Call, Job
-from reluformer.integrations.server.limits import Limits
-from reluformer.integrations.server.refusals import Refusal
-from reluformer.integrations.server.served import ServedModel, ServedModels
+from reluformer.integrations.server import engine as engine_module
+from reluformer.integrations.server.engine import Call, Engine, Job
+from reluformer.integrations.server.limits import Limits, RequestError
+from reluformer.integrations.server.model_registry import ModelRegistry, ServedModel
 from reluformer.translation.search import Search
 from reluformer.translation.translator import Translator
 
@@ -28,7 +28,7 @@ DOCUMENTS = [
 @pytest.fixture
 def engine() -> Callable[..., Engine]:
     """Not started: a test takes its turns itself."""
-    from reluformer.integrations.server.metrics import Metrics
+    from reluformer.integrations.server.monitoring import Metrics
 
     return lambda **limits: Engine(Limits(**limits), Metrics())
 
@@ -37,7 +37,7 @@ def finish(engine: Engine, jobs: Sequence[Job]) -> list[Job]:
     """Take turns until all are done; the order in which they were."""
     order: list[Job] = []
     for _ in range(5000):
-        engine.turn()
+        engine.step()
         order += [job for job in jobs if job.result.done() and job not in order]
         if len(order) == len(jobs):
             return order
@@ -49,7 +49,7 @@ def sentences(job: Job) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["relu", "softmax"])
-def test_the_same_together_and_alone(models: ServedModels, engine: Callable[..., Engine], place: int) -> None:
+def test_the_same_together_and_alone(models: ModelRegistry, engine: Callable[..., Engine], place: int) -> None:
     model = models[place]
     together = engine()
     jobs = [Job(model, [document]) for document in DOCUMENTS]
@@ -61,7 +61,7 @@ def test_the_same_together_and_alone(models: ServedModels, engine: Callable[...,
     assert [sentences(job)[0] for job in jobs] == alone
 
 
-def test_n_best_and_models_have_batches_of_their_own(models: ServedModels, engine: Callable[..., Engine]) -> None:
+def test_n_best_and_models_have_batches_of_their_own(models: ModelRegistry, engine: Callable[..., Engine]) -> None:
     one = engine()
     jobs = [Job(models[0], [SHORT]), Job(models[1], [SHORT]), Job(models[0], [SHORT], n_best=3)]
     for job in jobs:
@@ -72,7 +72,7 @@ def test_n_best_and_models_have_batches_of_their_own(models: ServedModels, engin
         assert job.result.result() == model.translator.translate_n_best([SHORT], n)
 
 
-def test_the_budget_of_a_batch(models: ServedModels, engine: Callable[..., Engine]) -> None:
+def test_the_budget_of_a_batch(models: ModelRegistry, engine: Callable[..., Engine]) -> None:
     small = engine(batch_texts=3)
     jobs = [Job(models[0], [SHORT]) for _ in range(7)]
     for job in jobs:
@@ -88,12 +88,12 @@ def test_the_budget_of_a_batch(models: ServedModels, engine: Callable[..., Engin
     assert {job.largest_batch for job in jobs} == {2}
 
 
-def test_short_texts_pass_a_long_document(models: ServedModels, engine: Callable[..., Engine]) -> None:
+def test_short_texts_pass_a_long_document(models: ModelRegistry, engine: Callable[..., Engine]) -> None:
     one = engine(batch_texts=1)
     long, many = Job(models[0], [LONG]), Job(models[0], [SHORT] * 30)
     one.submit(long)
     one.submit(many)
-    one.turn()
+    one.step()
     late = [Job(models[0], [SHORT]) for _ in range(3)]
     for job in late:
         one.submit(job)
@@ -102,38 +102,38 @@ def test_short_texts_pass_a_long_document(models: ServedModels, engine: Callable
     assert sentences(long) == models[0].translator.translate_documents([LONG])
 
 
-def test_short_texts_overtake_a_search_under_way(models: ServedModels, engine: Callable[..., Engine]) -> None:
+def test_short_texts_overtake_a_search_under_way(models: ModelRegistry, engine: Callable[..., Engine]) -> None:
     wide = models[0].translator
     wide_windows = ServedModel("wide", Translator(wide.model, wide.tokenizer, wide.config.replace(window_tokens=400)))
     one = engine()
     long = Job(wide_windows, [LONG])
     assert long.size(0) > 128
     one.submit(long)
-    one.turn()
+    one.step()
     short = Job(models[1], [SHORT])
     one.submit(short)
     assert finish(one, [long, short]) == [short, long]
 
 
-def test_a_full_queue_says_when_to_come_back(models: ServedModels, engine: Callable[..., Engine]) -> None:
+def test_a_full_queue_says_when_to_come_back(models: ModelRegistry, engine: Callable[..., Engine]) -> None:
     one = engine(waiting=2)
     jobs = [Job(models[0], [SHORT]) for _ in range(2)]
     for job in jobs:
         one.submit(job)
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(RequestError) as refused:
         one.submit(Job(models[0], [SHORT]))
     assert refused.value.status == 429 and int(refused.value.headers["Retry-After"]) >= 1
     finish(one, jobs)
     one.submit(Job(models[0], [SHORT]))
 
 
-def test_what_nobody_waits_for_is_dropped(models: ServedModels, engine: Callable[..., Engine]) -> None:
+def test_what_nobody_waits_for_is_dropped(models: ModelRegistry, engine: Callable[..., Engine]) -> None:
     one = engine(waiting=1)
     given_up = Job(models[0], [LONG])
     one.submit(given_up)
-    one.turn()
+    one.step()
     given_up.result.cancel()
-    one.turn()
+    one.step()
     assert not one.busy
     job = Job(models[0], [SHORT])
     one.submit(job)
@@ -141,51 +141,54 @@ def test_what_nobody_waits_for_is_dropped(models: ServedModels, engine: Callable
     assert not given_up.done
 
 
-def test_a_neighbour_is_dropped_and_the_others_go_on(models: ServedModels, engine: Callable[..., Engine]) -> None:
+def test_a_neighbour_is_dropped_and_the_others_go_on(models: ModelRegistry, engine: Callable[..., Engine]) -> None:
     one = engine()
     jobs = [Job(models[0], [SHORT]), Job(models[0], [LONG])]
     for job in jobs:
         one.submit(job)
-    one.turn()
+    one.step()
     jobs[1].result.cancel()
     finish(one, jobs)
     assert sentences(jobs[0]) == models[0].translator.translate_documents([SHORT])
 
 
 def test_one_text_cannot_spoil_another(
-    models: ServedModels, engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+    models: ModelRegistry, engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    advance = Search.advance
+    class PoisonedSearch(Search):
+        def __init__(self, stepper: Any, source: Any, mask: Any, outlines: Any, config: Any) -> None:
+            super().__init__(stepper, source, mask, outlines, config)
+            self.poisoned = any(outline.limits == poisoned for outline in outlines)
 
-    def fail(search: Search) -> None:
-        if any(outline.limits == poisoned for outline in search._outlines):
-            raise RuntimeError("poison")
-        advance(search)
+        def advance(self) -> None:
+            if self.poisoned:
+                raise RuntimeError("poison")
+            super().advance()
 
     one = engine()
     bad, good = Job(models[0], [("night was near.",)]), Job(models[0], [LONG[:1]])
     poisoned = bad.passages[0].window().outline.limits
     assert good.passages[0].window().outline.limits != poisoned
-    monkeypatch.setattr(Search, "advance", fail)
+    monkeypatch.setattr(engine_module, "Search", PoisonedSearch)
     for job in (bad, good):
         one.submit(job)
     finish(one, [bad, good])
     assert good.largest_batch == 2
-    with pytest.raises(Refusal, match="failed at this request"):
+    with pytest.raises(RequestError, match="failed at this request"):
         bad.result.result()
     monkeypatch.undo()
     assert sentences(good) == models[0].translator.translate_documents([LONG[:1]])
 
 
 def test_a_fault_of_our_own_does_not_end_the_thread(
-    models: ServedModels, engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+    models: ModelRegistry, engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = engine()
-    monkeypatch.setattr(Engine, "_begin", lambda engine: 1 / 0)
+    monkeypatch.setattr(Engine, "start_next", lambda engine: 1 / 0)
     one.start()
     job = Job(models[0], [SHORT])
     one.submit(job)
-    with pytest.raises(Refusal, match="failed at this request"):
+    with pytest.raises(RequestError, match="failed at this request"):
         job.result.result(timeout=60)
     monkeypatch.undo()
     again = Job(models[0], [SHORT])
@@ -194,7 +197,7 @@ def test_a_fault_of_our_own_does_not_end_the_thread(
     one.close()
 
 
-def test_closing_finishes_what_was_taken(models: ServedModels, engine: Callable[..., Engine]) -> None:
+def test_closing_finishes_what_was_taken(models: ModelRegistry, engine: Callable[..., Engine]) -> None:
     one = engine()
     jobs = [Job(models[0], [LONG]), Job(models[1], [SHORT])]
     for job in jobs:
@@ -202,7 +205,7 @@ def test_closing_finishes_what_was_taken(models: ServedModels, engine: Callable[
     one.start()
     one.close()
     assert all(job.result.done() for job in jobs)
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(RequestError) as refused:
         one.submit(Job(models[0], [SHORT]))
     assert refused.value.status == 503
     one.start()
@@ -212,7 +215,7 @@ def test_closing_finishes_what_was_taken(models: ServedModels, engine: Callable[
     assert again.result.done()
 
 
-def test_nothing_to_translate(models: ServedModels, engine: Callable[..., Engine]) -> None:
+def test_nothing_to_translate(models: ModelRegistry, engine: Callable[..., Engine]) -> None:
     one = engine()
     jobs = [Job(models[0], []), Job(models[0], [("", " ")])]
     for job in jobs:
@@ -221,18 +224,18 @@ def test_nothing_to_translate(models: ServedModels, engine: Callable[..., Engine
     assert jobs[0].result.result() == [] and sentences(jobs[1]) == [["", ""]]
 
 
-def test_calls_and_their_failures(models: ServedModels, engine: Callable[..., Engine]) -> None:
+def test_calls_and_their_failures(models: ModelRegistry, engine: Callable[..., Engine]) -> None:
     one = engine()
     calls = [Call(models[0], lambda: 7, tokens=1), Call(models[0], lambda: 1 / 0, tokens=1)]
     for call in calls:
         one.submit(call)
-    one.turn()
+    one.step()
     assert calls[0].result.result() == 7
-    with pytest.raises(Refusal, match="failed at this request"):
+    with pytest.raises(RequestError, match="failed at this request"):
         calls[1].result.result()
 
 
-def test_a_stream_tells_every_sentence_once_and_in_order(models: ServedModels, engine: Callable[..., Engine]) -> None:
+def test_a_stream_tells_every_sentence_once_and_in_order(models: ModelRegistry, engine: Callable[..., Engine]) -> None:
     one = engine()
     told: list[tuple[int, str]] = []
     early: list[bool] = []

@@ -77,14 +77,14 @@ def start_server() -> Iterator[Callable[..., str]]:
     """Servers in threads of this process; their addresses."""
     import uvicorn
 
-    from reluformer.integrations.server.app import create_app
+    from reluformer.integrations.server.application import create_app
     from reluformer.integrations.server.limits import Limits
-    from reluformer.integrations.server.served import ServedModel, ServedModels
+    from reluformer.integrations.server.model_registry import ModelRegistry, ServedModel
 
     running: list[tuple[uvicorn.Server, threading.Thread]] = []
 
     def start(translators: dict[str, Translator], key: str | None = None) -> str:
-        models = ServedModels([ServedModel(name, translator) for name, translator in translators.items()])
+        models = ModelRegistry([ServedModel(name, translator) for name, translator in translators.items()])
         bound = socket.create_server(("127.0.0.1", 0))
         app = create_app(models, Limits(characters=CHARACTERS), key)
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", timeout_graceful_shutdown=5))
@@ -145,17 +145,17 @@ def visit(browser: Any) -> Iterator[Callable[..., Any]]:
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """The engine stops behind the first sentence of a stream until the event is set."""
-    from reluformer.integrations.server.jobs import Job
+    from reluformer.integrations.server.engine import Job
 
     go_on = threading.Event()
-    tell = Job.tell
+    report = Job.report
 
-    def tell_and_wait(job: Job, place: int, sentences: Any) -> None:
-        tell(job, place, sentences)
+    def report_and_wait(job: Job, index: int, sentences: Any) -> None:
+        report(job, index, sentences)
         if sentences:
             go_on.wait(30)
 
-    monkeypatch.setattr(Job, "tell", tell_and_wait)
+    monkeypatch.setattr(Job, "report", report_and_wait)
     yield go_on
     go_on.set()
 

@@ -18,7 +18,7 @@ import pytest
 
 from reluformer.errors import ArgumentError
 from reluformer.integrations.server.limits import Limits
-from reluformer.integrations.server.served import ServedModels
+from reluformer.integrations.server.model_registry import ModelRegistry
 from reluformer.translation.translator import load
 
 BODY = json.dumps({"q": "A dog ran home. " * 40, "source": "en", "target": "de"}).encode()
@@ -116,15 +116,15 @@ def test_shutdown_finishes_what_it_took(runs: list[Path]) -> None:
 
 
 @pytest.mark.parametrize("host", ["a..b", "a" * 64])
-def test_what_cannot_be_a_host(models: ServedModels, host: str) -> None:
-    from reluformer.integrations.server.process import serve
+def test_what_cannot_be_a_host(models: ModelRegistry, host: str) -> None:
+    from reluformer.integrations.server.application import serve
 
     with pytest.raises(ArgumentError, match=f"--host {host}: is no name of a host"):
         serve(models, host=host, port=0, limits=Limits())
 
 
-def test_a_port_that_is_taken(models: ServedModels) -> None:
-    from reluformer.integrations.server.process import serve
+def test_a_port_that_is_taken(models: ModelRegistry) -> None:
+    from reluformer.integrations.server.application import serve
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

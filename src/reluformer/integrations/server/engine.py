@@ -1,10 +1,13 @@
-"""One thread owns the models and decodes the work of all clients together.
+"""The engine: one thread owns the models and decodes the requests of all clients in shared batches.
 
-Whatever waits is decoded in batches of windows of similar length, up to a number of tokens.
-No document waits for its neighbours in the batch: it is handed over when its own search
-has ended. Who had least of the engine's time comes first, so a long document, or a file of
-many, takes turns with everybody else; and short texts overtake a search that is long
-under way, position by position.
+A batch holds windows of similar length, up to a number of tokens. A document leaves its
+batch as soon as its own search ends, so it never waits for the others. The request that
+has had the fewest tokens decoded comes first, so a long document takes turns with the
+others. Short texts overtake a long search: both advance position by position.
+
+A `Job` holds the documents of one request. The handler waits for `Job.result` and cancels
+it when the client disconnects; the engine then drops the rest. Jobs are built outside of
+the engine's thread, because splitting and tokenizing long texts takes time.
 """
 
 from __future__ import annotations
@@ -13,51 +16,173 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice, zip_longest
-from typing import TYPE_CHECKING
+from itertools import accumulate, islice, zip_longest
+from typing import Any
 
-from reluformer.integrations.server.jobs import Call, Job, Work
-from reluformer.integrations.server.limits import Limits
-from reluformer.integrations.server.refusals import busy, failed, shutting_down
-from reluformer.translation.documents import padded
+from reluformer.integrations.server.limits import Limits, busy, failed, shutting_down
+from reluformer.integrations.server.model_registry import ServedModel
+from reluformer.integrations.server.monitoring import LOGGER, Metrics
+from reluformer.translation.documents import Passage, Translation, padded
 from reluformer.translation.search import Search
 
-if TYPE_CHECKING:
-    from reluformer.integrations.server.metrics import Metrics
-
-_log = logging.getLogger("reluformer.integrations.server")
+_log = logging.getLogger(LOGGER)
 
 SEARCHES = 2
-"""Searches under way at a time: one, and another one of much shorter texts."""
-MUCH = 2
-"""Windows share a batch while none is so many times as long as the seed, or as short."""
+"""The engine runs at most two searches at a time: one, and another one of much shorter texts."""
+LENGTH_RATIO = 2
+"""Windows share a batch if none is this many times as long, or as short, as the first one."""
 SHORT = 64
-"""Windows of so few tokens always share a batch, and nothing overtakes them."""
+"""Windows of at most this many tokens always share a batch, and nothing overtakes them."""
+
+OnSentence = Callable[[int, str], None]
+"""The engine's thread calls it with the number of a sentence and its translation."""
+
+
+class Work:
+    """An item in the engine's queue, with its result and its share of the engine's time."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self.model = model
+        self.result: Future[Any] = Future()
+        self.submitted = time.monotonic()
+        self.decoded = 0
+        """Tokens decoded for it so far, on the engine's clock; the smallest number comes next."""
+        self.largest_batch = 0
+
+    @property
+    def cancelled(self) -> bool:
+        """True if nobody waits for the result any more."""
+        return self.result.cancelled()
+
+    def finish(self, value: Any) -> None:
+        """Sets the result, unless it was cancelled."""
+        with suppress(InvalidStateError):
+            self.result.set_result(value)
+
+    def fail(self, error: BaseException) -> None:
+        """Sets an error as the result, unless it was cancelled."""
+        with suppress(InvalidStateError):
+            self.result.set_exception(error)
+
+
+class Call(Work):
+    """A function that uses a model, called in the engine's thread between two decoding steps.
+
+    Args:
+        model: The model that the function uses.
+        call: The function; its return value is the result.
+        tokens: The number of tokens that it counts as.
+    """
+
+    def __init__(self, model: ServedModel, call: Callable[[], Any], tokens: int) -> None:
+        super().__init__(model)
+        self.call = call
+        self.tokens = tokens
+
+
+class Job(Work):
+    """Documents to translate; the result is a list with the n-best translations of each document.
+
+    Args:
+        model: The model that translates them.
+        documents: Each document is a sequence of sentences.
+        n_best: The number of translations of each document.
+        on_sentence: A function that receives each sentence as soon as it is final.
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        documents: Sequence[Sequence[str]],
+        n_best: int = 1,
+        on_sentence: OnSentence | None = None,
+    ) -> None:
+        super().__init__(model)
+        base = model.translator.config
+        self.config = base.replace(n_best=n_best, beam=max(n_best, base.beam))
+        self.passages = [Passage(document, model.translator.tokenizer, self.config) for document in documents]
+        self.alone = False
+        """True if the job is decoded in batches of its own, because a shared batch failed."""
+        self._on_sentence = on_sentence
+        self._first_sentence = [0, *accumulate(map(len, documents))]
+        self._reported = [0] * len(documents)
+        self._ready = {index: None for index, passage in enumerate(self.passages) if not passage.done}
+        self._decoding: set[int] = set()
+
+    @property
+    def done(self) -> bool:
+        """True if every document is translated."""
+        return not self._ready and not self._decoding
+
+    @property
+    def streams(self) -> bool:
+        """True if somebody wants each sentence as soon as it is final."""
+        return self._on_sentence is not None
+
+    def ready(self) -> Iterator[int]:
+        """Returns the documents that have a window to decode and are in no batch."""
+        return iter(self._ready)
+
+    def size(self, index: int) -> int:
+        """Returns the number of tokens of a document's next window."""
+        return len(self.passages[index].window().source)
+
+    def can_share(self, other: Job) -> bool:
+        """Returns True if one search can decode both jobs."""
+        return not self.alone and not other.alone and self.model is other.model and self.config == other.config
+
+    def take(self, index: int, batch: int) -> None:
+        """Moves the next window of a document into a batch of `batch` windows."""
+        del self._ready[index]
+        self._decoding.add(index)
+        self.largest_batch = max(self.largest_batch, batch)
+        self.decoded += self.size(index)
+
+    def release(self, index: int) -> None:
+        """Takes a document's window out of its batch, translated or not."""
+        self._decoding.discard(index)
+        if not self.passages[index].done:
+            self._ready[index] = None
+
+    def report(self, index: int, sentences: Sequence[str]) -> None:
+        """Reports the new ones among the first sentences of a document."""
+        if self._on_sentence is None:
+            return
+        for number in range(self._reported[index], len(sentences)):
+            self._on_sentence(self._first_sentence[index] + number, sentences[number])
+        self._reported[index] = max(self._reported[index], len(sentences))
+
+    def translations(self) -> list[list[Translation]]:
+        """Returns the n-best translations of each document."""
+        return [passage.translations() for passage in self.passages]
 
 
 @dataclass
-class Seat:
-    """The place of one document in a batch."""
+class BatchRow:
+    """The window of one document in a batch."""
 
     job: Job
-    place: int
+    index: int
+    """The number of the document in its job."""
     source: int
-    """Its number in the search."""
+    """The number of the window in the search."""
 
 
 @dataclass
-class Batch:
-    """A search under way."""
+class SearchBatch:
+    """A search that is running, with the rows that have not ended."""
 
     search: Search
-    seats: list[Seat]
+    rows: list[BatchRow]
     longest: int
 
 
 class Engine:
-    """The queue and the thread that works it off."""
+    """The queue of all work, and the thread that does it."""
 
     def __init__(self, limits: Limits, metrics: Metrics) -> None:
         self._limits = limits
@@ -66,21 +191,21 @@ class Engine:
         self._arrived: list[Work] = []
         self._unfinished = 0
         self._closing = False
-        self._works: list[Work] = []  # from here on, only the thread's own
-        self._batches: list[Batch] = []
+        self._works: list[Work] = []  # the engine's thread alone uses this and what follows
+        self._batches: list[SearchBatch] = []
         self._clock = 0
         self._mean_seconds = 0.0
         self._thread: threading.Thread | None = None
         metrics.watch_queue(lambda: self._unfinished)
 
     def start(self) -> None:
-        """Begin to work, for the first time or again."""
+        """Starts the thread; a closed engine can be started again."""
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="reluformer-engine", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Take nothing more, finish what was taken, end the thread."""
+        """Stops accepting work, finishes what was accepted, and ends the thread."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -89,204 +214,210 @@ class Engine:
             self._thread = None
 
     def submit(self, work: Work) -> None:
-        """Take on `work`, or refuse it: when the queue is full, or when shutting down."""
+        """Adds work to the queue.
+
+        Raises:
+            RequestError: The queue is full (429), or the engine is shutting down (503).
+        """
         with self._changed:
             if self._closing:
                 raise shutting_down()
             if self._unfinished >= self._limits.waiting:
                 self._metrics.refused.inc()
-                raise busy(self._patience())
+                raise busy(self._retry_after())
             self._unfinished += 1
             self._arrived.append(work)
             self._changed.notify_all()
 
     @property
     def busy(self) -> bool:
-        """Something waits or is decoded."""
+        """True if work waits or is being done."""
         return bool(self._arrived or self._works or self._batches)
 
-    def _patience(self) -> int:
-        """Seconds to wait before asking again: what a request takes at present."""
+    def _retry_after(self) -> int:
+        """Returns the mean duration of a request in seconds, between 1 and 60."""
         return min(60, max(1, math.ceil(self._mean_seconds)))
 
     def _run(self) -> None:
         while self._wait():
             try:
-                self.turn()
+                self.step()
             except Exception as error:  # nothing that a request does may end the thread
-                self._give_up(error)
+                self._fail_all(error)
 
     def _wait(self) -> bool:
-        """Wait for work; False when there will be none any more."""
+        """Waits for work; returns False when the engine was closed and everything is done."""
         with self._changed:
             while not (self.busy or self._closing):
                 self._changed.wait()
             return self.busy
 
-    def turn(self) -> None:
-        """Take on what arrived, begin what can begin, and decode one position of what is under way."""
+    def step(self) -> None:
+        """Accepts what arrived, starts what can start, and decodes one position of every batch."""
         with self._changed:
             arrived, self._arrived = self._arrived, []
         for work in arrived:
-            work.served = self._clock
+            work.decoded = self._clock
         self._works += arrived
-        for work in [work for work in self._works if work.abandoned]:
-            self._leave(work)
-        self._begin()
+        for work in [work for work in self._works if work.cancelled]:
+            self._remove(work)
+        self.start_next()
         for batch in list(self._batches):
             self._advance(batch)
 
-    # ------------------------------------------------------------------ what comes next
+    # ------------------------------------------------------------------ scheduling
 
-    def _begin(self) -> None:
-        """Start what comes next, where there is room for it."""
-        while len(self._batches) < SEARCHES and (most := self._most()):
-            seed = min((work for work in self._works if _may_begin(work, most)), key=_turn, default=None)
-            if seed is None:
+    def start_next(self) -> None:
+        """Starts the work that comes next, while there is room for another search."""
+        while len(self._batches) < SEARCHES and (most := self._max_tokens()):
+            first = min((work for work in self._works if _can_start(work, most)), key=_priority, default=None)
+            if first is None:
                 return
-            self._clock = max(self._clock, seed.served)
-            if isinstance(seed, Call):
-                self._call(seed)
-            elif isinstance(seed, Job) and seed.done:
-                self._deliver(seed)
-            elif isinstance(seed, Job):
-                self._search(seed, most)
+            self._clock = max(self._clock, first.decoded)
+            if isinstance(first, Call):
+                self._call(first)
+            elif isinstance(first, Job) and first.done:
+                self._deliver(first)
+            elif isinstance(first, Job):
+                self._start_search(first, most)
 
-    def _most(self) -> float:
-        """Tokens of a window that may be begun: any, or much fewer than those of what is under way."""
+    def _max_tokens(self) -> float:
+        """Returns the length of a window that may start: any, or much less than that of a running search."""
         if not self._batches:
             return math.inf
         longest = min(batch.longest for batch in self._batches)
-        return longest // MUCH if longest > MUCH * SHORT else 0
+        return longest // LENGTH_RATIO if longest > LENGTH_RATIO * SHORT else 0
 
-    def _search(self, seed: Job, most: float) -> None:
-        """A batch around the seed's first window: first the windows of all jobs in turn, then by length."""
-        seats: list[Seat] = []
+    def _start_search(self, first: Job, most: float) -> None:
+        """Starts a batch around the first window of `first`."""
+        rows: list[BatchRow] = []
         longest = 0
-        for job, place in self._neighbours(seed, most):
-            if len(seats) == self._limits.batch_texts:
+        for job, index in self._candidates(first, most):
+            if len(rows) == self._limits.batch_texts:
                 break
-            size = max(longest, job.size(place))
-            if not seats or (len(seats) + 1) * size <= self._limits.batch_tokens:
-                seats.append(Seat(job, place, len(seats)))
+            size = max(longest, job.size(index))
+            if not rows or (len(rows) + 1) * size <= self._limits.batch_tokens:
+                rows.append(BatchRow(job, index, len(rows)))
                 longest = size
-        for seat in seats:
-            seat.job.take(seat.place, len(seats))
-        self._metrics.batch.observe(len(seats))
-        windows = [seat.job.passages[seat.place].window() for seat in seats]
+        for row in rows:
+            row.job.take(row.index, len(rows))
+        self._metrics.batch.observe(len(rows))
+        windows = [row.job.passages[row.index].window() for row in rows]
         self._metrics.source_tokens.inc(sum(len(window.source) for window in windows))
         try:
-            stepper = seed.model.translator.stepper
+            stepper = first.model.translator.stepper
             source, mask = padded([window.source for window in windows], stepper.device)
-            search = Search(stepper, source, mask, [window.outline for window in windows], seed.config)
+            search = Search(stepper, source, mask, [window.outline for window in windows], first.config)
         except Exception as error:
-            self._batch_failed(seats, error)
+            self._batch_failed(rows, error)
             return
-        self._batches.append(Batch(search, seats, longest))
+        self._batches.append(SearchBatch(search, rows, longest))
 
-    def _neighbours(self, seed: Job, most: float) -> Iterator[tuple[Job, int]]:
-        """Windows that may share a batch, those of all jobs in turn; the seed's first one comes first."""
-        length = seed.size(next(_windows(seed, most)))
-        low, high = (0 if length <= SHORT else length // MUCH), min(most, max(SHORT, length * MUCH))
-        others = [work for work in self._works if isinstance(work, Job) and work is not seed and seed.may_join(work)]
-        rows = 1 if seed.alone else self._limits.batch_texts
+    def _candidates(self, first: Job, most: float) -> Iterator[tuple[Job, int]]:
+        """Yields windows that may share a batch, one of each job in turn; that of `first` comes first."""
+        length = first.size(next(_windows(first, most)))
+        low, high = (0 if length <= SHORT else length // LENGTH_RATIO), min(most, max(SHORT, length * LENGTH_RATIO))
+        others = [work for work in self._works if isinstance(work, Job) and work is not first and first.can_share(work)]
+        rows = 1 if first.alone else self._limits.batch_texts
         offers = [
-            [(job, place) for place in islice(_windows(job, high, low), rows)]
-            for job in [seed, *sorted(others, key=_turn)]
+            [(job, index) for index in islice(_windows(job, high, low), rows)]
+            for job in [first, *sorted(others, key=_priority)]
         ]
         for turn in zip_longest(*offers):
             yield from (offer for offer in turn if offer is not None)
 
-    # ------------------------------------------------------------------ work itself
+    # ------------------------------------------------------------------ decoding
 
     def _call(self, work: Call) -> None:
-        work.served += work.tokens
+        work.decoded += work.tokens
         try:
             work.finish(work.call())
         except Exception as error:
             self._failed(work, error)
-        self._leave(work)
+        self._remove(work)
 
-    def _advance(self, batch: Batch) -> None:
-        """One more position of a search; hand over what it finished."""
-        if all(seat.job.abandoned for seat in batch.seats):
+    def _advance(self, batch: SearchBatch) -> None:
+        """Decodes one more position of a search, and collects the rows that ended."""
+        if all(row.job.cancelled for row in batch.rows):
             self._batches.remove(batch)
             return
         try:
             batch.search.advance()
-            for seat in list(batch.seats):
-                self._look_at(batch, seat)
+            for row in list(batch.rows):
+                self._collect(batch, row)
         except Exception as error:
             self._batches.remove(batch)
-            self._batch_failed(batch.seats, error)
+            self._batch_failed(batch.rows, error)
             return
-        if not batch.seats:
+        if not batch.rows:
             self._batches.remove(batch)
 
-    def _look_at(self, batch: Batch, seat: Seat) -> None:
-        """Take a document's window out of the batch when it is finished; tell what is settled."""
-        job, passage = seat.job, seat.job.passages[seat.place]
-        if not batch.search.ended(seat.source):
-            if job.streams and not job.abandoned:
-                job.tell(seat.place, passage.settled(batch.search.settled(seat.source)))
+    def _collect(self, batch: SearchBatch, row: BatchRow) -> None:
+        """Takes a row out of the batch if its search ended; reports the sentences that are final."""
+        job, passage = row.job, row.job.passages[row.index]
+        if not batch.search.ended(row.source):
+            if job.streams and not job.cancelled:
+                job.report(row.index, passage.settled(batch.search.settled(row.source)))
             return
-        hypotheses = batch.search.finished[seat.source]
+        hypotheses = batch.search.finished[row.source]
         self._metrics.target_tokens.inc(len(hypotheses[0].tokens))
         passage.accept(hypotheses)
-        batch.seats.remove(seat)
-        job.release(seat.place)
+        batch.rows.remove(row)
+        job.release(row.index)
         if passage.done and job.streams:
-            job.tell(seat.place, passage.translations()[0].sentences)
+            job.report(row.index, passage.translations()[0].sentences)
         if job.done:
             self._deliver(job)
 
     def _deliver(self, job: Job) -> None:
         job.finish(job.translations())
-        self._leave(job)
+        self._remove(job)
 
-    def _batch_failed(self, seats: list[Seat], error: Exception) -> None:
-        """Each of them again, alone, so that one text cannot spoil another's; one that was alone fails."""
-        for seat in seats:
-            seat.job.release(seat.place)
-            if len(seats) > 1:
-                seat.job.alone = True
+    # ------------------------------------------------------------------ failures
+
+    def _batch_failed(self, rows: list[BatchRow], error: Exception) -> None:
+        """Decodes each job again on its own, so that one text cannot fail the others; a lone one fails."""
+        for row in rows:
+            row.job.release(row.index)
+            if len(rows) > 1:
+                row.job.alone = True
             else:
-                self._failed(seat.job, error)
-                self._leave(seat.job)
+                self._failed(row.job, error)
+                self._remove(row.job)
 
-    def _give_up(self, error: Exception) -> None:
-        """Everything fails that was taken on; the thread goes on with what comes next."""
+    def _fail_all(self, error: Exception) -> None:
+        """Fails all accepted work; the thread continues with what arrives next."""
         self._batches.clear()
         for work in list(self._works):
             self._failed(work, error)
-            self._leave(work)
+            self._remove(work)
 
     def _failed(self, work: Work, error: Exception) -> None:
         _log.error("work failed", extra={"fields": {"event": "failure", "error": type(error).__name__}})
         work.fail(failed())
 
-    def _leave(self, work: Work) -> None:
-        """The work is finished, failed or given up."""
-        if work not in self._works:  # given up while it was decoded
+    def _remove(self, work: Work) -> None:
+        """Removes work that is finished, failed or cancelled."""
+        if work not in self._works:  # it was cancelled while it was decoded
             return
         self._works.remove(work)
-        self._mean_seconds += 0.1 * (time.monotonic() - work.since - self._mean_seconds)
+        self._mean_seconds += 0.1 * (time.monotonic() - work.submitted - self._mean_seconds)
         with self._changed:
             self._unfinished -= 1
 
 
-def _turn(work: Work) -> tuple[int, float]:
-    """Who had least comes first, then who waits longest."""
-    return work.served, work.since
+def _priority(work: Work) -> tuple[int, float]:
+    """Returns the sort key: fewest tokens decoded, then longest wait."""
+    return work.decoded, work.submitted
 
 
-def _may_begin(work: Work, most: float) -> bool:
-    """Whether there is something to begin that is not too long; calls are as long as anything."""
+def _can_start(work: Work, most: float) -> bool:
+    """Returns True if the work has something to start that is short enough; a call never overtakes."""
     if isinstance(work, Job):
         return work.done or next(_windows(work, most), None) is not None
     return most == math.inf
 
 
 def _windows(job: Job, most: float, least: int = 0) -> Iterator[int]:
-    """The documents of a job that are ready, with windows of so many tokens."""
-    return (place for place in job.ready() if least <= job.size(place) <= most)
+    """Returns the documents of a job that are ready, with windows of `least` to `most` tokens."""
+    return (index for index in job.ready() if least <= job.size(index) <= most)

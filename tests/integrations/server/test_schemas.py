@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from reluformer.integrations.server.limits import Limits
-from reluformer.integrations.server.served import ServedModels
+from reluformer.integrations.server.model_registry import ModelRegistry
 
 EXAMPLES = int(os.environ.get("SCHEMA_EXAMPLES", "8"))
 ROUTES = [
@@ -23,9 +23,9 @@ ROUTES = [
 
 
 @pytest.fixture(scope="module")
-def api(models: ServedModels) -> Any:
+def api(models: ModelRegistry) -> Any:
     schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
-    from reluformer.integrations.server.app import create_app
+    from reluformer.integrations.server.application import create_app
 
     return schemathesis.openapi.from_asgi("/openapi.json", create_app(models, Limits(characters=300)))
 

@@ -1,7 +1,7 @@
-"""What each token of a translation read of its source, and which slots fired: for `/inspect`.
+"""The read maps of `/inspect`: what each target token read of its source, and which slots fired.
 
-A document longer than the model's window is looked at in parts, each read alone, so that
-what is shown is all that the model saw.
+A document longer than the model's window is inspected in parts. Each part is read alone,
+so the map shows everything that the model saw.
 """
 
 from __future__ import annotations
@@ -11,44 +11,56 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from reluformer.integrations.server.limits import Limits
-from reluformer.integrations.server.refusals import Refusal, too_large
-from reluformer.integrations.server.served import ServedModel
+from reluformer.integrations.server.limits import Limits, RequestError, too_large
+from reluformer.integrations.server.model_registry import ServedModel
 from reluformer.translation import formats
 from reluformer.translation.inspection import ReadMap, read_map
 from reluformer.translation.words import Word, laid_out, parts_of
 
 TOP_SLOTS = 32
-MOST_WEIGHTS = 2_000_000
-"""Of all layers and heads: what a browser can still take."""
+MAX_WEIGHTS = 2_000_000
+"""The number of weights, over all layers and heads, that a browser can still display."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """The tokens of one part of a text, each with the place of its word, and the words."""
+class TokenizedPart:
+    """The words of one part of a text, and its tokens, each with the index of its word."""
 
     tokens: list[tuple[int, int]]
     words: list[Word]
 
     @property
     def ids(self) -> list[int]:
-        """The tokens alone."""
+        """The token ids."""
         return [token for token, _ in self.tokens]
 
 
 def source_parts(model: ServedModel, text: str) -> list[list[str]]:
-    """The sentences of a text, in parts that fit into a window."""
+    """Splits a text into parts of sentences that fit into a window.
+
+    Raises:
+        RequestError: The text has no sentence (400).
+    """
     sentences = _sentences(model, text)
     if not sentences:
-        raise Refusal(400, "nothing_to_read", "'q' holds no sentence", "send some words")
+        raise RequestError(400, "nothing_to_read", "'q' holds no sentence", "send some words")
     return list(parts_of(model.translator.tokenizer, sentences, model.translator.config.window_tokens))
 
 
 def target_parts(model: ServedModel, parts: Sequence[Sequence[str]], text: str | list[str]) -> list[list[str]]:
-    """The sentences of a given translation, dealt out like those of its source; a list is split already."""
+    """Splits a given translation into parts like those of its source.
+
+    Args:
+        model: The model, whose languages choose the sentence splitter.
+        parts: The parts of the source.
+        text: The translation, or the list of its sentences.
+
+    Raises:
+        RequestError: The numbers of sentences differ (422), or there is no sentence (400).
+    """
     sentences = _sentences(model, text) if isinstance(text, str) else [" ".join(given.split()) for given in text]
     if not sentences:
-        raise Refusal(400, "nothing_to_read", "'text' holds no sentence", "leave it out to have 'q' translated")
+        raise RequestError(400, "nothing_to_read", "'text' holds no sentence", "leave it out to have 'q' translated")
     ends = [0]
     for part in parts:
         ends.append(ends[-1] + len(part))
@@ -57,7 +69,7 @@ def target_parts(model: ServedModel, parts: Sequence[Sequence[str]], text: str |
     if ends[-1] != len(sentences):
         one = ", and they do not fit into one window" if isinstance(text, str) else ""
         sentence = f"'q' has {ends[-1]} sentences but 'text' has {len(sentences)}{one}"
-        raise Refusal(422, "not_aligned", sentence, "send as many sentences, or fewer of them")
+        raise RequestError(422, "not_aligned", sentence, "send as many sentences, or fewer of them")
     return [sentences[start:stop] for start, stop in pairwise(ends)]
 
 
@@ -66,27 +78,31 @@ def _sentences(model: ServedModel, text: str) -> list[str]:
     return [" ".join(sentence.split()) for sentence in found]
 
 
-def lay_out(model: ServedModel, parts: Sequence[Sequence[str]], limits: Limits, what: str) -> list[Part]:
-    """Parts with their tokens; refused where these are too many."""
-    laid, first = [], 0
+def tokenize(model: ServedModel, parts: Sequence[Sequence[str]], limits: Limits, what: str) -> list[TokenizedPart]:
+    """Tokenizes parts.
+
+    Raises:
+        RequestError: There are more tokens than the limit (413).
+    """
+    tokenized, first = [], 0
     for part in parts:
-        laid.append(Part(*laid_out(model.translator.tokenizer, part, first)))
+        tokenized.append(TokenizedPart(*laid_out(model.translator.tokenizer, part, first)))
         first += len(part)
-    if sum(len(part.tokens) for part in laid) > limits.inspected_tokens:
+    if sum(len(part.tokens) for part in tokenized) > limits.inspected_tokens:
         raise too_large(what, limits.inspected_tokens, "tokens")
-    return laid
+    return tokenized
 
 
-def check_weights(model: ServedModel, sources: Sequence[Part], targets: Sequence[Part]) -> None:
-    """Refuse what has more weights than can be shown."""
+def check_weights(model: ServedModel, sources: Sequence[TokenizedPart], targets: Sequence[TokenizedPart]) -> None:
+    """Raises an error (413) if there are more weights than a browser can display."""
     config = model.translator.model.config
     pairs = sum(len(s.tokens) * len(t.tokens) for s, t in zip(sources, targets, strict=True))
-    if pairs * config.heads * config.decoder_layers > MOST_WEIGHTS:
-        raise too_large("the table of reads", MOST_WEIGHTS, "weights")
+    if pairs * config.heads * config.decoder_layers > MAX_WEIGHTS:
+        raise too_large("the table of reads", MAX_WEIGHTS, "weights")
 
 
-def look(model: ServedModel, sources: Sequence[Part], targets: Sequence[Part]) -> list[ReadMap]:
-    """The reads of each part; belongs into the engine's thread."""
+def compute(model: ServedModel, sources: Sequence[TokenizedPart], targets: Sequence[TokenizedPart]) -> list[ReadMap]:
+    """Returns the read map of each part; only the engine's thread may call it."""
     return [
         read_map(model.translator.model, source.ids, target.ids, slots=TOP_SLOTS)
         for source, target in zip(sources, targets, strict=True)
@@ -94,9 +110,13 @@ def look(model: ServedModel, sources: Sequence[Part], targets: Sequence[Part]) -
 
 
 def to_json(
-    model: ServedModel, text: str, sources: Sequence[Part], targets: Sequence[Part], maps: Sequence[ReadMap]
+    model: ServedModel,
+    text: str,
+    sources: Sequence[TokenizedPart],
+    targets: Sequence[TokenizedPart],
+    maps: Sequence[ReadMap],
 ) -> bytes:
-    """The answer; places count through all parts."""
+    """Returns the response as JSON; token indices count through all parts."""
     config = model.translator.model.config
     layers, heads = config.decoder_layers, config.heads
     reads: list[list[list[list[tuple[int, float]]]]] = [[[] for _ in range(heads)] for _ in range(layers)]
@@ -104,10 +124,10 @@ def to_json(
     first = 0
     for source, found in zip(sources, maps, strict=True):
         for one in found.heads:
-            reads[one.layer][one.head] += [[(first + place, _short(w)) for place, w in row] for row in one.rows]
+            reads[one.layer][one.head] += [[(first + place, _rounded(w)) for place, w in row] for row in one.rows]
         for memory in found.slots:
             slots[memory.layer] += [
-                {"fired": fired, "of": memory.slots, "top": [(slot, _short(w)) for slot, w in row]}
+                {"fired": fired, "of": memory.slots, "top": [(slot, _rounded(w)) for slot, w in row]}
                 for fired, row in zip(memory.fired, memory.rows, strict=True)
             ]
         first += len(source.tokens)
@@ -127,7 +147,7 @@ def to_json(
     return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _tokens(model: ServedModel, parts: Sequence[Part]) -> list[dict[str, object]]:
+def _tokens(model: ServedModel, parts: Sequence[TokenizedPart]) -> list[dict[str, object]]:
     described: list[dict[str, object]] = []
     first = 0
     for part in parts:
@@ -139,6 +159,6 @@ def _tokens(model: ServedModel, parts: Sequence[Part]) -> list[dict[str, object]
     return described
 
 
-def _short(weight: float) -> float:
-    """Four digits are enough to draw it; what is not zero stays so."""
+def _rounded(weight: float) -> float:
+    """Rounds a weight to four significant digits; only zero becomes zero."""
     return float(f"{weight:.4g}")

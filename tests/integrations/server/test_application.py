@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reluformer.integrations.server.kept_files import KeptFiles
-from reluformer.integrations.server.limits import Limits
-from reluformer.integrations.server.pages import page_files
-from reluformer.integrations.server.refusals import Refusal
+from reluformer.integrations.server.application import page_files
+from reluformer.integrations.server.limits import Limits, RequestError
+from reluformer.integrations.server.payloads import FileStorage
 
 if TYPE_CHECKING:
     from starlette.testclient import TestClient
@@ -39,12 +38,12 @@ def test_an_unchanged_page_is_not_sent_again(client: TestClient) -> None:
 
 def test_files_are_kept_for_a_while_and_not_too_many() -> None:
     now = [0.0]
-    kept = KeptFiles(Limits(kept_files=2, kept_seconds=10), clock=lambda: now[0])
+    files = FileStorage(Limits(stored_files=2, stored_seconds=10), clock=lambda: now[0])
 
-    secrets = [kept.keep("a.txt", b"x") for _ in range(3)]
-    assert [kept.fetch(secret).content for secret in secrets[1:]] == [b"x", b"x"]
-    with pytest.raises(Refusal, match="no such file"):
-        kept.fetch(secrets[0])
+    secrets = [files.store("a.txt", b"x") for _ in range(3)]
+    assert [files.fetch(secret).content for secret in secrets[1:]] == [b"x", b"x"]
+    with pytest.raises(RequestError, match="no such file"):
+        files.fetch(secrets[0])
     now[0] = 11
-    with pytest.raises(Refusal, match="no such file"):
-        kept.fetch(secrets[2])
+    with pytest.raises(RequestError, match="no such file"):
+        files.fetch(secrets[2])

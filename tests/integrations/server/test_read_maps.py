@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reluformer.integrations.server.served import ServedModels
+from reluformer.integrations.server.model_registry import ModelRegistry
 from reluformer.translation.inspection import read_map
 from reluformer.translation.tokenizer import END
 
@@ -15,7 +15,7 @@ TEXT = "The cat saw a dog. It ran home because night was near. A dog ran. It was
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["relu", "softmax"])
-def test_what_was_read_in_every_part(client: TestClient, models: ServedModels, place: int) -> None:
+def test_what_was_read_in_every_part(client: TestClient, models: ModelRegistry, place: int) -> None:
     model = models[place]
     found = client.post("/inspect", json={"q": TEXT, "model": model.name}).json()
     source, target = found["source_tokens"], found["target_tokens"]
@@ -49,7 +49,7 @@ def own_part(source: list[dict[str, int]], ends: list[int], sentence: int) -> se
     raise AssertionError("no such sentence")
 
 
-def test_slots_that_fired(client: TestClient, models: ServedModels) -> None:
+def test_slots_that_fired(client: TestClient, models: ModelRegistry) -> None:
     found = client.post("/inspect", json={"q": "A dog.", "text": "The cat ran."}).json()
     assert found["text"] == "The cat ran."
     for layer in found["slots"]:
@@ -60,7 +60,7 @@ def test_slots_that_fired(client: TestClient, models: ServedModels) -> None:
             assert weights == sorted(weights, reverse=True) and min(weights) > 0
 
 
-def test_reads_of_a_given_translation_are_those_of_the_model(client: TestClient, models: ServedModels) -> None:
+def test_reads_of_a_given_translation_are_those_of_the_model(client: TestClient, models: ModelRegistry) -> None:
     tokenizer = models[0].translator.tokenizer
     found = client.post("/inspect", data={"q": "A dog.", "text": "The cat."}).json()
     source, target = ([*tokenizer.encode(text), END] for text in ("A dog.", "The cat."))
@@ -102,8 +102,8 @@ def test_what_looks_like_a_mark_is_text(client: TestClient) -> None:
 
 
 def test_more_weights_than_can_be_shown(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    from reluformer.integrations.server import inspections
+    from reluformer.integrations.server import read_maps
 
-    monkeypatch.setattr(inspections, "MOST_WEIGHTS", 10)
+    monkeypatch.setattr(read_maps, "MAX_WEIGHTS", 10)
     answer = client.post("/inspect", json={"q": "A dog."})
     assert (answer.status_code, answer.json()["error"]) == (413, "the table of reads is longer than 10 weights")

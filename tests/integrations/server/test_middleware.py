@@ -1,4 +1,4 @@
-"""What every request passes, called as a server calls it."""
+"""The middleware and the API key, called as a server calls them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reluformer.integrations.server.limits import Limits
-from reluformer.integrations.server.served import ServedModels
+from reluformer.integrations.server.limits import ApiKey, Limits, RequestError
+from reluformer.integrations.server.model_registry import ModelRegistry
 
 if TYPE_CHECKING:
     from starlette.testclient import TestClient
@@ -20,17 +20,17 @@ BODY = json.dumps({"q": "A dog ran home privately.", "target": "de"}).encode()
 
 
 @pytest.fixture
-def call(models: ServedModels) -> Callable[..., tuple[int, dict[str, Any]]]:
+def call(models: ModelRegistry) -> Callable[..., tuple[int, dict[str, Any]]]:
     """Status and JSON of a POST whose body comes in these messages, after which `last` comes or nothing ever."""
-    from reluformer.integrations.server.app import create_app
-    from reluformer.integrations.server.gate import Draining
+    from reluformer.integrations.server.application import create_app
+    from reluformer.integrations.server.middleware import ShutdownFlag
 
     def post(
-        messages: list[dict[str, Any]], headers: dict[str, str] | None = None, draining: bool = False, **limits: Any
+        messages: list[dict[str, Any]], headers: dict[str, str] | None = None, shutdown: bool = False, **limits: Any
     ) -> tuple[int, dict[str, Any]]:
-        drain = Draining()
-        drain.now = draining
-        app = create_app(models, Limits(**limits), draining=drain)
+        flag = ShutdownFlag()
+        flag.requested = shutdown
+        app = create_app(models, Limits(**limits), shutdown=flag)
         sent: list[dict[str, Any]] = []
         remaining = iter(messages)
 
@@ -95,20 +95,20 @@ def test_a_client_that_leaves_gets_no_answer_and_its_work_is_dropped(
 
 
 def test_nothing_new_while_shutting_down(call: Callable[..., Any]) -> None:
-    status, answer = call([piece(BODY, False)], draining=True)
+    status, answer = call([piece(BODY, False)], shutdown=True)
     assert (status, answer["code"]) == (503, "shutting_down")
 
 
 def test_our_own_faults_are_answered_and_logged_without_text(
     serve: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from reluformer.integrations.server import api
+    from reluformer.integrations.server.payloads import Payload
 
     def fail(*_: Any) -> None:
         raise KeyError("A dog ran home privately.")
 
     client = serve()
-    monkeypatch.setattr(api.Texts, "of", fail)
+    monkeypatch.setattr(Payload, "from_texts", fail)
     with caplog.at_level(logging.INFO, "reluformer.integrations.server"):
         answer = client.post("/translate", content=BODY, headers={"content-type": "application/json"})
     assert (answer.status_code, answer.json()["code"]) == (500, "internal")
@@ -118,13 +118,13 @@ def test_our_own_faults_are_answered_and_logged_without_text(
 
 
 def test_the_log_is_json_without_text(serve: Callable[..., TestClient], caplog: pytest.LogCaptureFixture) -> None:
-    from reluformer.integrations.server.logs import JsonLines
+    from reluformer.integrations.server.monitoring import JsonFormatter
 
     client = serve()
     with caplog.at_level(logging.INFO, "reluformer.integrations.server"):
         answer = client.post("/translate?private=1", content=BODY, headers={"content-type": "application/json"})
         client.get("/private")
-    lines = [json.loads(JsonLines().format(record)) for record in caplog.records]
+    lines = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
     first, second = lines
     assert (first["path"], first["status"], first["characters"], first["batch"]) == ("/translate", 200, 25, 1)
     assert first["request"] == answer.headers["x-request-id"] and first["milliseconds"] > 0
@@ -137,3 +137,17 @@ def test_every_answer_forbids_foreign_content(client: TestClient) -> None:
         headers = client.get(path).headers
         assert "default-src 'none'" in headers["content-security-policy"]
         assert headers["x-content-type-options"] == "nosniff" and len(headers["x-request-id"]) == 16
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_a_key_with_accents_in_a_header(encoding: str) -> None:
+    from starlette.requests import Request
+
+    def check(given: str) -> None:
+        header = (b"authorization", f"Bearer {given}".encode(encoding))
+        key.check(Request({"type": "http", "headers": [header]}))
+
+    key = ApiKey("voilà")  # in UTF-8 its last byte is a space of Latin-1
+    check("voilà")
+    with pytest.raises(RequestError, match="not the server's key"):
+        check("voilá")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reluformer.integrations.server.served import ServedModels, names_of
+from reluformer.integrations.server.model_registry import ModelRegistry, unique_names
 
 if TYPE_CHECKING:
     from starlette.testclient import TestClient
@@ -20,13 +20,13 @@ ASK = {"q": "A dog ran home.", "source": "en", "target": "de"}
 
 
 @pytest.mark.parametrize("sent", ["json", "data"])
-def test_translate(client: TestClient, models: ServedModels, sent: str) -> None:
+def test_translate(client: TestClient, models: ModelRegistry, sent: str) -> None:
     answer = client.post("/translate", **{sent: {**ASK, "q": TEXT}})
     assert answer.status_code == 200
     assert answer.json() == {"translatedText": models[0].translator.translate([TEXT])[0]}
 
 
-def test_several_texts_and_another_model(client: TestClient, models: ServedModels) -> None:
+def test_several_texts_and_another_model(client: TestClient, models: ModelRegistry) -> None:
     texts = ["A dog.", "", TEXT, "  \n"]
     answer = client.post("/translate", json={**ASK, "q": texts, "model": "dense"}).json()
     assert answer["translatedText"] == models[1].translator.translate(texts)
@@ -34,7 +34,7 @@ def test_several_texts_and_another_model(client: TestClient, models: ServedModel
     assert form["translatedText"] == models[0].translator.translate(texts)
 
 
-def test_alternatives_and_a_language_that_was_not_named(client: TestClient, models: ServedModels) -> None:
+def test_alternatives_and_a_language_that_was_not_named(client: TestClient, models: ModelRegistry) -> None:
     ranked = models[0].translator.translate([ASK["q"]], n_best=4)[0]
     answer = client.post("/translate", json={**ASK, "alternatives": 3, "source": "auto"}).json()
     assert answer["translatedText"] == ranked[0]
@@ -106,7 +106,7 @@ def test_a_stream_that_takes_too_long_says_so(serve: Callable[..., TestClient], 
     assert events(answer)[1][1]["code"] == "timeout"
 
 
-def test_files(client: TestClient, models: ServedModels) -> None:
+def test_files(client: TestClient, models: ModelRegistry) -> None:
     name, content = "lettre d'été.md", "# The cat\n\nA dog ran `home`.\n"
     sent = client.post("/translate_file", files={"file": (name, content)}, data={"source": "en", "target": "de"})
     address = sent.json()["translatedFileUrl"]
@@ -221,9 +221,9 @@ def test_a_full_queue(serve: Callable[..., TestClient], idle: None) -> None:
 
 
 def test_two_runs_of_one_name_are_told_apart() -> None:
-    assert names_of([Path("runs/a"), Path("runs/b")]) == ["a", "b"]
-    assert names_of([Path("/x/a/best"), Path("/x/b/best")]) == ["a-best", "b-best"]
-    assert names_of([Path("/x/a/runs/demo"), Path("/x/b/runs/demo")]) == ["a-runs-demo", "b-runs-demo"]
-    assert names_of([Path("/demo"), Path("/x/demo")]) == ["demo", "x-demo"]
+    assert unique_names([Path("runs/a"), Path("runs/b")]) == ["a", "b"]
+    assert unique_names([Path("/x/a/best"), Path("/x/b/best")]) == ["a-best", "b-best"]
+    assert unique_names([Path("/x/a/runs/demo"), Path("/x/b/runs/demo")]) == ["a-runs-demo", "b-runs-demo"]
+    assert unique_names([Path("/demo"), Path("/x/demo")]) == ["demo", "x-demo"]
     hidden = [Path("/a-b/c"), Path("/a/b-c"), Path("/d/c")]
-    assert names_of(hidden) == ["/a-b/c", "/a/b-c", "/d/c"]
+    assert unique_names(hidden) == ["/a-b/c", "/a/b-c", "/d/c"]

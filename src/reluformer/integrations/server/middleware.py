@@ -1,6 +1,6 @@
-"""What every request passes: a number of its own, limits on its body, log, metrics, headers, errors.
+"""The middleware around every request: request id, body limits, log, metrics, headers, errors.
 
-Nothing of what users write gets into the log: paths are those of our routes.
+The log holds nothing that users write; its paths are those of the routes.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from reluformer.errors import ReluformerError
-from reluformer.integrations.server.limits import Limits
-from reluformer.integrations.server.metrics import Metrics
-from reluformer.integrations.server.refusals import Refusal, failed, shutting_down, too_large
+from reluformer.integrations.server.limits import Limits, RequestError, failed, shutting_down, too_large
+from reluformer.integrations.server.monitoring import LOGGER, Metrics
 
-log = logging.getLogger("reluformer.integrations.server")
+log = logging.getLogger(LOGGER)
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -34,100 +33,100 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 DISCARDED = 4
-"""Of a body that is too long, so many times the limit is read away, so that the client gets to read the answer."""
-GONE = 499
-"""In the log: the client left before the answer."""
+"""Of a body that is too long, this many times the limit is read and discarded, so that the client sees the error."""
+CLIENT_CLOSED_REQUEST = 499
+"""The status in the log if the client closed the connection before the response."""
 
 
 @dataclass
-class Account:
+class RequestRecord:
     """What the log says about a request."""
 
-    request: str = field(default_factory=lambda: secrets.token_hex(8))
+    request_id: str = field(default_factory=lambda: secrets.token_hex(8))
     started: float = field(default_factory=time.monotonic)
     status: int = 0
     characters: int = 0
     batch: int = 0
     deadline: float = 0.0
-    """On the clock of `time.monotonic`."""
+    """The time, by `time.monotonic`, at which the request fails."""
 
 
-class Draining:
-    """Whether the server takes nothing new any more."""
+class ShutdownFlag:
+    """True in `requested` means that the server finishes its requests and accepts no new ones."""
 
     def __init__(self) -> None:
-        self.now = False
+        self.requested = False
 
 
-class Gate:
-    """The outermost part of the application."""
+class RequestMiddleware:
+    """The outermost layer of the application, which all requests pass."""
 
-    def __init__(self, app: ASGIApp, limits: Limits, metrics: Metrics, draining: Draining) -> None:
+    def __init__(self, app: ASGIApp, limits: Limits, metrics: Metrics, shutdown: ShutdownFlag) -> None:
         self._app = app
         self._limits = limits
         self._metrics = metrics
-        self._draining = draining
+        self._shutdown = shutdown
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        account = Account()
-        account.deadline = account.started + self._limits.request_seconds
-        scope.setdefault("state", {})["account"] = account
+        record = RequestRecord()
+        record.deadline = record.started + self._limits.request_seconds
+        scope.setdefault("state", {})["record"] = record
         body = IncomingBody(receive, self._limits)
 
         async def send_on(message: Message) -> None:
             if message["type"] == "http.response.start":
-                account.status = message["status"]
+                record.status = message["status"]
                 headers = MutableHeaders(scope=message)
-                headers["X-Request-ID"] = account.request
+                headers["X-Request-ID"] = record.request_id
                 for name, value in HEADERS.items():
                     headers[name] = value
             await send(message)
 
         try:
-            if self._draining.now:
+            if self._shutdown.requested:
                 raise shutting_down()
-            body.check_announced(Headers(scope=scope))
+            body.check_content_length(Headers(scope=scope))
             await self._app(scope, body.receive, send_on)
         except ClientDisconnect:
-            account.status = GONE
+            record.status = CLIENT_CLOSED_REQUEST
         except Exception as error:
-            await self._refuse(error, account, body, send_on)
+            await self._send_error(error, record, body, send_on)
         finally:
-            self._note(scope, account)
+            self._log_request(scope, record)
 
-    async def _refuse(self, error: Exception, account: Account, body: IncomingBody, send: Send) -> None:
-        """Answer with what went wrong, unless an answer has begun."""
-        refusal = _refusal_of(error)
-        if refusal.status >= 500 and not isinstance(error, Refusal):
-            log.error("failed", extra={"fields": {"event": "failure", **_place_of(error)}})
-        if account.status:
+    async def _send_error(self, error: Exception, record: RequestRecord, body: IncomingBody, send: Send) -> None:
+        """Sends the error to the client, unless a response has begun."""
+        response = _request_error(error)
+        if response.status >= 500 and not isinstance(error, RequestError):
+            log.error("failed", extra={"fields": {"event": "failure", **_error_fields(error)}})
+        if record.status:
             return
-        if refusal.status == 413:
+        if response.status == 413:
             await body.discard()
-        content = json.dumps(refusal.body()).encode()
-        headers = {"content-type": "application/json", "content-length": str(len(content)), **refusal.headers}
+        content = json.dumps(response.body()).encode()
+        headers = {"content-type": "application/json", "content-length": str(len(content)), **response.headers}
         if not body.complete:
             headers["connection"] = "close"
         raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-        await send({"type": "http.response.start", "status": refusal.status, "headers": raw})
+        await send({"type": "http.response.start", "status": response.status, "headers": raw})
         await send({"type": "http.response.body", "body": content})
 
-    def _note(self, scope: Scope, account: Account) -> None:
+    def _log_request(self, scope: Scope, record: RequestRecord) -> None:
         path = getattr(scope.get("route"), "path", "other")
-        took = time.monotonic() - account.started
-        self._metrics.requests.labels(path, str(account.status)).inc()
+        took = time.monotonic() - record.started
+        self._metrics.requests.labels(path, str(record.status)).inc()
         self._metrics.seconds.labels(path).observe(took)
         fields = {
             "event": "request",
-            "request": account.request,
+            "request": record.request_id,
             "method": scope["method"] if scope["method"] in _METHODS else "other",
             "path": path,
-            "status": account.status,
-            "characters": account.characters,
-            "batch": account.batch,
+            "status": record.status,
+            "characters": record.characters,
+            "batch": record.batch,
             "milliseconds": round(1000 * took, 1),
         }
         log.info("request", extra={"fields": fields})
@@ -137,7 +136,7 @@ _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class IncomingBody:
-    """A request's body on its way in: no longer than the limit, and not for ever."""
+    """The body of a request while it arrives; its size and its time are limited."""
 
     def __init__(self, receive: Receive, limits: Limits) -> None:
         self.complete = False
@@ -146,14 +145,14 @@ class IncomingBody:
         self._bytes = 0
         self._until = time.monotonic() + limits.receive_seconds
 
-    def check_announced(self, headers: Headers) -> None:
-        """Refuse a body that says itself that it is too long; one that says nothing is counted as it comes."""
+    def check_content_length(self, headers: Headers) -> None:
+        """Raises an error if the header `Content-Length` exceeds the limit."""
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length[:20]) > self._limits.body_bytes:
             raise self._too_large()
 
     async def receive(self) -> Message:
-        """The next piece of it; behind the last one, that the client left."""
+        """Returns the next message; after the end of the body this is the disconnection of the client."""
         if self.complete:
             return await self._receive()
         message = await self._next()
@@ -167,7 +166,7 @@ class IncomingBody:
                 message = await self._receive()
         except TimeoutError:
             sentence = f"the body had not arrived after {self._limits.receive_seconds:g} seconds"
-            raise Refusal(408, "body_timeout", sentence, "send it faster, or less of it") from None
+            raise RequestError(408, "body_timeout", sentence, "send it faster, or less of it") from None
         if message["type"] == "http.request":
             self._bytes += len(message.get("body", b""))
             self.complete = not message.get("more_body", False)
@@ -176,28 +175,28 @@ class IncomingBody:
         return message
 
     async def discard(self) -> None:
-        """Read on to the end of it, within reason."""
+        """Reads the rest of the body, up to a multiple of the limit."""
         most = self._limits.body_bytes * DISCARDED
         try:
             while not self.complete and self._bytes <= most:
                 await self._next()
-        except Refusal:
+        except RequestError:
             return
 
-    def _too_large(self) -> Refusal:
+    def _too_large(self) -> RequestError:
         return too_large("the body", self._limits.body_bytes, "bytes")
 
 
-def _refusal_of(error: Exception) -> Refusal:
-    if isinstance(error, Refusal):
+def _request_error(error: Exception) -> RequestError:
+    if isinstance(error, RequestError):
         return error
     if isinstance(error, ReluformerError):
-        return Refusal(400, "not_translatable", str(error), "mend the text, or send another format")
+        return RequestError(400, "not_translatable", str(error), "fix the text, or send another format")
     return failed()
 
 
-def _place_of(error: BaseException) -> dict[str, Any]:
-    """What failed and where, without any message: that might hold a user's text."""
+def _error_fields(error: BaseException) -> dict[str, Any]:
+    """Returns the type and the place of an error without its message, which may hold a user's text."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

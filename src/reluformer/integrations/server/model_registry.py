@@ -1,4 +1,4 @@
-"""The models behind a server, and which of them a request means."""
+"""The models behind a server, and how a request selects one of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from reluformer import rules
 from reluformer.errors import nearest
-from reluformer.integrations.server.refusals import Refusal
+from reluformer.integrations.server.limits import RequestError
 from reluformer.rules import Rule
 from reluformer.translation.translator import Translator
 
@@ -36,16 +36,16 @@ class ServedModel:
 
     @property
     def rule(self) -> Rule:
-        """The rule of cross attention, whose reads `/inspect` shows."""
+        """The rule of the cross-attention, whose reads `/inspect` shows."""
         return self.translator.model.config.cross_attention
 
     def describe(self, default: bool) -> dict[str, Any]:
-        """For `/models`."""
+        """Returns the description of the model for `/models`."""
         config = self.translator.model.config
         return {
             "name": self.name,
             "rule": {
-                name: _spelled(getattr(config, name))
+                name: _rule_fields(getattr(config, name))
                 for name in ("ffn", "encoder_attention", "decoder_attention", "cross_attention")
             },
             "source": self.source,
@@ -59,19 +59,19 @@ class ServedModel:
 
 
 def has_exact_zeros(rule: Rule) -> bool:
-    """Whether the rule gives slots of low score a weight of exactly zero."""
+    """Returns True if the rule gives slots of low score a weight of exactly zero."""
     scores = torch.tensor([[-3.0, -2.0, 2.0, 3.0]])
     weights = rule.weights(scores, torch.tensor([[4.0]]), torch.ones_like(scores, dtype=torch.bool))
     return bool((weights == 0).any())
 
 
-def _spelled(rule: Rule) -> dict[str, Any]:
+def _rule_fields(rule: Rule) -> dict[str, Any]:
     spec = rules.spec(rule)
     return {"name": spec} if isinstance(spec, str) else dict(spec)
 
 
-class ServedModels(Sequence[ServedModel]):
-    """The models in the order in which they were named; the first is the default."""
+class ModelRegistry(Sequence[ServedModel]):
+    """The served models in the order of the command line; the first is the default."""
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
         self._models = tuple(models)
@@ -83,32 +83,45 @@ class ServedModels(Sequence[ServedModel]):
         return len(self._models)
 
     def named(self, name: str | None) -> ServedModel:
-        """The model of this name; the default without one."""
+        """Returns the model of this name, or the default without a name.
+
+        Raises:
+            RequestError: No model has this name (404).
+        """
         if not name:
             return self._models[0]
         for model in self._models:
             if model.name == name:
                 return model
         known = nearest(name, [model.name for model in self._models])
-        raise Refusal(404, "unknown_model", f"there is no model of the name {name!r} here", known)
+        raise RequestError(404, "unknown_model", f"there is no model of the name {name!r} here", known)
 
     def pick(self, name: str | None, source: str, target: str) -> ServedModel:
-        """The model of this name, or the first that translates so; languages must fit."""
+        """Returns the model for a request.
+
+        Args:
+            name: The name of a model; None or empty selects the first one that knows the languages.
+            source: The language of the text, or `auto`.
+            target: The language of the translation, or empty.
+
+        Raises:
+            RequestError: No model has this name (404) or translates between these languages (400).
+        """
         candidates = [self.named(name)] if name else self._models
         for model in candidates:
             if source in (model.source, ANY_LANGUAGE, "") and target in (model.target, ""):
                 return model
         pairs = ", ".join(sorted({f"{model.source} to {model.target}" for model in candidates}))
         sentence = f"{source!r} to {target!r} is not translated here"
-        raise Refusal(400, "unsupported_languages", sentence, f"ask for {pairs}")
+        raise RequestError(400, "unsupported_languages", sentence, f"ask for {pairs}")
 
     @property
     def sources(self) -> list[str]:
-        """The languages that are translated, each once."""
+        """The source languages of all models, each once."""
         return list(dict.fromkeys(model.source for model in self._models))
 
     def languages(self) -> list[dict[str, Any]]:
-        """As LibreTranslate lists them: every language, and what it is translated into."""
+        """Returns every language with its targets, in the format of LibreTranslate."""
         codes = dict.fromkeys(code for model in self._models for code in (model.source, model.target))
         targets = {code: [model.target for model in self._models if model.source == code] for code in codes}
         return [
@@ -117,14 +130,27 @@ class ServedModels(Sequence[ServedModel]):
 
 
 def language_name(code: str) -> str:
-    """In English; the code itself where we know no name."""
+    """Returns the English name of a language, or the code itself if it is unknown.
+
+    Example:
+        >>> language_name("de"), language_name("xx")
+        ('German', 'xx')
+    """
     return LANGUAGES.get(code, code)
 
 
-def names_of(runs: Sequence[Path]) -> list[str]:
-    """The names of their folders, with as many of the folders around them as it takes to tell the runs apart.
+def unique_names(runs: Sequence[Path]) -> list[str]:
+    """Returns a short, unique name for each run.
 
-    No run is there twice: `serve` refuses that. Where hyphens in names hide the difference, the whole paths.
+    A name is that of the run's folder, with as many parent folders as it takes to tell
+    the runs apart. Whole paths are used where hyphens in names hide the difference.
+
+    Args:
+        runs: Directories of runs; no two of them are the same.
+
+    Example:
+        >>> unique_names([Path("a/best"), Path("b/best")])
+        ['a-best', 'b-best']
     """
     paths = [run.resolve() for run in runs]
     for count in range(1, max(len(path.parts) for path in paths)):

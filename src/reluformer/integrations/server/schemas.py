@@ -1,0 +1,262 @@
+"""The schemas of requests and responses, and the parser of request bodies.
+
+Clients send JSON or forms. The OpenAPI document is made from the same schemas.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.datastructures import FormData, UploadFile
+from starlette.requests import Request
+
+from reluformer.integrations.server.limits import RequestError
+
+JSON, FORM, MULTIPART = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
+
+
+class RequestBody(BaseModel):
+    """The fields of every request; unknown keys are ignored, as in LibreTranslate."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    api_key: str = ""
+    """The server's key, if it has one; the header `Authorization: Bearer` works as well."""
+    model: str = ""
+    """Name of a model of `/models`; default: the first one that knows the languages."""
+
+
+class TranslateRequest(RequestBody):
+    """The body of `POST /translate`."""
+
+    q: str | list[str]
+    """A text, or several."""
+    source: str = "auto"
+    """Language of the texts, or `auto`."""
+    target: str
+    """Language to translate into."""
+    format: Literal["text", "html"] = "text"
+    """In `html`, tags stay."""
+    alternatives: int = Field(default=0, ge=0)
+    """Further translations, next best first."""
+
+
+class StreamRequest(RequestBody):
+    """The body of `POST /translate/stream`."""
+
+    q: str
+    """The text."""
+    source: str = "auto"
+    """Language of the text, or `auto`."""
+    target: str = ""
+    """Language to translate into; may be left out."""
+    format: Literal["text", "html"] = "text"
+    """In `html`, tags stay."""
+
+
+class DetectRequest(RequestBody):
+    """The body of `POST /detect`."""
+
+    q: str
+    """A text."""
+
+
+class FileRequest(RequestBody):
+    """The body of `POST /translate_file`, apart from the file."""
+
+    source: str = "auto"
+    """Language of the file, or `auto`."""
+    target: str
+    """Language to translate into."""
+
+
+class InspectRequest(RequestBody):
+    """The body of `POST /inspect`."""
+
+    q: str
+    """The source text."""
+    text: str | list[str] | None = None
+    """Its translation, or a list with the translation of each sentence; default: the server translates it."""
+
+
+class DetectedLanguage(BaseModel):
+    """A language and the confidence in it, from 0 to 100."""
+
+    confidence: float
+    language: str
+
+
+class TranslateResponse(BaseModel):
+    """The response of `/translate`; the fields are lists if `q` is one."""
+
+    translatedText: str | list[str]
+    alternatives: list[str] | list[list[str]] | None = None
+    detectedLanguage: DetectedLanguage | list[DetectedLanguage] | None = None
+
+
+class FileResponse(BaseModel):
+    """The address of the translated file, which is deleted after a while."""
+
+    translatedFileUrl: str
+
+
+class LanguageDescription(BaseModel):
+    """A language and the languages that it can be translated into."""
+
+    code: str
+    name: str
+    targets: list[str]
+
+
+class ModelDescription(BaseModel):
+    """A model of the server."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    name: str
+    rule: dict[str, dict[str, Any]]
+    source: str
+    target: str
+    layers: int
+    heads: int
+    slots: int
+    default: bool
+    zero_weights: bool = Field(alias="zero-weights")
+
+
+class HealthResponse(BaseModel):
+    """The status is `ok` while the server accepts requests."""
+
+    status: Literal["ok"]
+
+
+class ErrorResponse(BaseModel):
+    """The response with any status other than 200."""
+
+    error: str
+    code: str
+    hint: str
+
+
+class InspectedToken(BaseModel):
+    """A token with the numbers of its word and its sentence."""
+
+    text: str
+    word: int
+    sentence: int
+
+
+class FiredSlots(BaseModel):
+    """The slots of a feed-forward memory that fired for one target token, strongest first."""
+
+    fired: int
+    of: int
+    top: list[tuple[int, float]]
+
+
+class InspectResponse(BaseModel):
+    """The response of `/inspect`: what each target token read, and which slots fired for it."""
+
+    model: str
+    text: str
+    source_tokens: list[InspectedToken]
+    target_tokens: list[InspectedToken]
+    layers: int
+    heads: int
+    reads: list[list[list[list[tuple[int, float]]]]]
+    slots: list[list[FiredSlots]]
+    zero_fraction: float
+
+
+Schema = TypeVar("Schema", bound=RequestBody)
+
+
+async def read_body(request: Request, schema: type[Schema]) -> Schema:
+    """Reads the body of a request, which is JSON or a form.
+
+    Args:
+        request: A request with a content type.
+        schema: The schema of the body.
+
+    Raises:
+        RequestError: The body is malformed (400, 422) or its content type is unknown (415).
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == JSON:
+        return validated(schema, _object(await request.body()))
+    if kind in (FORM, MULTIPART):
+        async with request.form(max_files=1) as form:
+            return validated(schema, _fields(form, schema))
+    sentence = f"a body of the type {kind[:64]!r} is not understood" if kind else "the request has no content type"
+    raise RequestError(415, "unsupported_media_type", sentence, f"send {JSON}, {FORM} or {MULTIPART}")
+
+
+async def read_file(request: Request, schema: type[Schema]) -> tuple[Schema, str, bytes]:
+    """Reads a multipart body with a file.
+
+    Returns:
+        The fields of the form, the name of the file, and its content.
+
+    Raises:
+        RequestError: The body is malformed (400, 422) or no form with a file (415).
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != MULTIPART:
+        raise RequestError(415, "unsupported_media_type", "a file comes as multipart/form-data", "see /openapi.json")
+    async with request.form(max_files=1) as form:
+        file = form.get("file")
+        if not isinstance(file, UploadFile):
+            raise RequestError(
+                400, "missing_field", "the form has no file", "send it in the field 'file', with its name"
+            )
+        return validated(schema, _fields(form, schema)), file.filename or "", await file.read()
+
+
+def _object(content: bytes) -> dict[str, Any]:
+    try:
+        values = json.loads(content)
+        whole = _is_unicode(values)
+    except (ValueError, RecursionError):
+        raise RequestError(
+            400, "malformed_json", "the body is not valid JSON", "check quotes, commas and UTF-8"
+        ) from None
+    if not isinstance(values, dict):
+        raise RequestError(400, "malformed_json", "the body is no JSON object", 'send {"q": ...}')
+    if not whole:
+        raise RequestError(422, "invalid_field", "a text holds half of a character", "send both surrogates, or neither")
+    return values
+
+
+def _is_unicode(values: Any) -> bool:
+    """Returns False for text with a lone surrogate, which JSON allows but UTF-8 cannot encode."""
+    try:
+        json.dumps(values, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _fields(form: FormData, schema: type[RequestBody]) -> dict[str, Any]:
+    """Returns the fields of a form; a field that occurs several times becomes a list."""
+    values: dict[str, Any] = {}
+    for name in schema.model_fields:
+        found = [value for value in form.getlist(name) if isinstance(value, str)]
+        if found:
+            values[name] = found if len(found) > 1 else found[0]
+    return values
+
+
+def validated(schema: type[Schema], values: dict[str, Any]) -> Schema:
+    """Validates values; the error names the first field that does not fit, without its text."""
+    given = {name: value for name, value in values.items() if value is not None}
+    try:
+        return schema.model_validate(given)
+    except ValidationError as error:
+        found = error.errors(include_input=False, include_url=False)[0]
+        name = str(found["loc"][0])
+        if found["type"] == "missing":
+            raise RequestError(400, "missing_field", f"{name!r} is missing", "see /openapi.json") from None
+        sentence = f"{name!r} does not fit: {found['msg'][:1].lower()}{found['msg'][1:]}"
+        raise RequestError(422, "invalid_field", sentence, "see /openapi.json") from None
