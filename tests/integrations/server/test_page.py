@@ -480,7 +480,7 @@ def test_events_are_put_together_from_any_pieces(visit: Any, one: str) -> None:
     wire = ': comment\r\nevent: sentence\r\ndata: {"a":\ndata: "ü"}\n\ndata: x\n\n'
     found = page.evaluate(
         """async ([bytes, size]) => {
-            const { events } = await import("/stream.js");
+            const { events } = await import("/api.js");
             const pieces = new ReadableStream({start(controller) {
                 for (let at = 0; at < bytes.length; at += size)
                     controller.enqueue(new Uint8Array(bytes.slice(at, at + size)));

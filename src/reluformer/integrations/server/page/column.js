@@ -1,13 +1,10 @@
 // One model: its translation as it arrives, and what the chosen word of it read.
 
-import { post, translatedFile } from "./api.js";
+import { post, translatedFile, translation } from "./api.js";
+import { copyOf, make, makeStop, rove, showProblem } from "./elements.js";
 import { copyText, saveText, translatedName } from "./files.js";
-import { copyOf, make, showProblem } from "./elements.js";
 import { Inspector, percent } from "./inspector.js";
-import { laidOut, spacesAndWords } from "./layout.js";
-import { prepared } from "./reads.js";
-import { makeStop, rove } from "./roving.js";
-import { translation } from "./stream.js";
+import { laidOut, prepared, spacesAndWords } from "./reads.js";
 
 const WORD = ".word";
 

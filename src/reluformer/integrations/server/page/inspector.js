@@ -1,8 +1,7 @@
 // What the chosen word read: the document with ink where its words were read, and the memory slots that fired.
 
-import { make, makeSvg } from "./elements.js";
+import { make, makeStop, makeSvg, rove } from "./elements.js";
 import { chosen, readsOf, slotsOf } from "./reads.js";
-import { makeStop, rove } from "./roving.js";
 
 const MARK = ".mark";
 const END_SIGN = "¶";
