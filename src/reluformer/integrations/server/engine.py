@@ -277,7 +277,7 @@ class Engine:
             if isinstance(first, Call):
                 self._call(first)
             elif isinstance(first, Job) and first.done:
-                self._deliver(first)
+                self._finish(first, first.translations())
             elif isinstance(first, Job):
                 self._start_search(first, most)
 
@@ -331,10 +331,11 @@ class Engine:
     def _call(self, work: Call) -> None:
         work.decoded += work.tokens
         try:
-            work.finish(work.call())
+            value = work.call()
         except Exception as error:
-            self._failed(work, error)
-        self._remove(work)
+            self._fail(work, error)
+        else:
+            self._finish(work, value)
 
     def _advance(self, batch: SearchBatch) -> None:
         """Decodes one more position of a search, and collects the rows that ended."""
@@ -367,11 +368,11 @@ class Engine:
         if passage.done and job.streams:
             job.report(row.index, passage.translations()[0].sentences)
         if job.done:
-            self._deliver(job)
+            self._finish(job, job.translations())
 
-    def _deliver(self, job: Job) -> None:
-        job.finish(job.translations())
-        self._remove(job)
+    def _finish(self, work: Work, value: Any) -> None:
+        self._remove(work)  # first, so that the client finds the queue without it
+        work.finish(value)
 
     # ------------------------------------------------------------------ failures
 
@@ -382,18 +383,17 @@ class Engine:
             if len(rows) > 1:
                 row.job.alone = True
             else:
-                self._failed(row.job, error)
-                self._remove(row.job)
+                self._fail(row.job, error)
 
     def _fail_all(self, error: Exception) -> None:
         """Fails all accepted work; the thread continues with what arrives next."""
         self._batches.clear()
         for work in list(self._works):
-            self._failed(work, error)
-            self._remove(work)
+            self._fail(work, error)
 
-    def _failed(self, work: Work, error: Exception) -> None:
+    def _fail(self, work: Work, error: Exception) -> None:
         _log.error("work failed", extra={"fields": {"event": "failure", "error": type(error).__name__}})
+        self._remove(work)
         work.fail(failed())
 
     def _remove(self, work: Work) -> None:
