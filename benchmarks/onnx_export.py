@@ -22,8 +22,8 @@ import torch
 
 from measure import circumstances, publish
 from reluformer.integrations import onnx as exports
-from reluformer.integrations.onnx import folder
-from reluformer.integrations.onnx.stepper import OnnxStepper
+from reluformer.integrations.onnx import manifest
+from reluformer.integrations.onnx.runtime import OnnxStepper
 from reluformer.timing import interleaved
 from reluformer.translation.documents import padded
 from reluformer.translation.scoring import score
@@ -69,7 +69,7 @@ def make_exports(run: Path, home: Path) -> dict[str, Path]:
     """The export of each kind, made where there is none."""
     found = {kind: home / run.name / kind for kind in KINDS}
     for kind, path in found.items():
-        if not folder.is_export(path):
+        if not manifest.is_export(path):
             exports.export_run(run, path, quantize=KINDS[kind], opset=None, force=False)
     return found
 
@@ -107,11 +107,11 @@ def measure(run: Path, home: Path, data: Path, limit: int | None, repeats: int) 
         "bytes": {
             "pytorch": (run / "model.safetensors").stat().st_size,
             **{
-                kind: {name: (path / name).stat().st_size for name in (folder.ENCODER, folder.DECODER)}
+                kind: {name: (path / name).stat().st_size for name in (manifest.ENCODER, manifest.DECODER)}
                 for kind, path in paths.items()
             },
         },
-        "opset": folder.read_manifest(paths["float32"]).opset,
+        "opset": manifest.read_manifest(paths["float32"]).opset,
     }
 
 

@@ -25,10 +25,9 @@ import torch
 from measure import circumstances, publish
 from reluformer.models.config import ModelConfig
 from reluformer.models.encoder_decoder import ReLUFormer
-from reluformer.translation.outline import Outline
+from reluformer.translation.beam_search import Outline, beam_search
+from reluformer.translation.native_stepper import stepper_of
 from reluformer.translation.recipe import DecodingConfig
-from reluformer.translation.search import beam_search
-from reluformer.translation.stepper import stepper_of
 
 VOCABULARY, WIDTH, LAYERS, HEADS, SLOTS = 8000, 256, 3, 4, 1024
 SOURCE, TARGET, BEAM = 32, 48, 4

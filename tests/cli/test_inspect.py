@@ -14,6 +14,7 @@ from reluformer.cli import reading
 from reluformer.cli.history import sparkline
 from reluformer.errors import ArgumentError, DataError, StorageError
 from reluformer.training.run import RunDirectory
+from reluformer.translation import inspection
 from reluformer.translation.inspection import read_map
 from reluformer.translation.recipe import Recipe
 from reluformer.translation.tokenizer import END, SEPARATOR
@@ -124,11 +125,11 @@ def test_reads_in_the_terminal(run: Path, invoke: Invoke, monkeypatch: pytest.Mo
 
 
 def test_words_are_shown_with_their_shares_and_sentences() -> None:
-    source = tuple(reading.Word(text, number) for number, text in enumerate(("dog", "ran", "home")))
+    source = tuple(inspection.Word(text, number) for number, text in enumerate(("dog", "ran", "home")))
     window = reading.Window(source, (), (), 0.0, 1)
 
     def shown(reads: dict[int, float], top: int, width: int = 80) -> str:
-        return reading._most_read(window, reading.Word("Hund", 0), reads, top, width).plain
+        return reading._most_read(window, inspection.Word("Hund", 0), reads, top, width).plain
 
     assert shown({0: 3.0, 1: 1.0}, top=5) == "dog 75%  ran [2] 25%"
     assert shown({0: 3.0, 1: 1.0, 2: 4.0}, top=1) == "home [3] 50%  +2"

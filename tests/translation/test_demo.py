@@ -14,7 +14,7 @@ from reluformer.cli import app
 from reluformer.config import load_yaml
 from reluformer.errors import StorageError
 from reluformer.models.config import ModelConfig
-from reluformer.translation.demo import systems
+from reluformer.translation.demo import SYSTEMS
 from reluformer.translation.recipe import Recipe
 from reluformer.translation.translator import load
 
@@ -74,8 +74,8 @@ def test_the_report_stands_alone(out: Path) -> None:
 
 def test_what_is_set_reaches_the_relu_model_and_leaves_a_transformer(tmp_path: Path) -> None:
     asked = ("training.regularizer.entropy=0.5", "model.cross_attention=softmax", "model.width=64")
-    with resources.as_file(resources.files("reluformer.translation.demo") / "recipe.yaml") as path:
-        relu, plain = (load_yaml(Recipe, path, (*asked, *system.changes)) for system in systems.SYSTEMS)
+    with resources.as_file(resources.files("reluformer.translation") / "demo.yaml") as path:
+        relu, plain = (load_yaml(Recipe, path, (*asked, *system.changes)) for system in SYSTEMS)
     assert relu.training.regularizer is not None and relu.training.regularizer.entropy == 0.5
     assert relu.model_config_for(400) == ModelConfig.preset(
         "tiny", "reluformer", vocab_size=400, width=64, encoder_layers=2, decoder_layers=2, slots=512, dropout=0.0,

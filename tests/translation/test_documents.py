@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from reluformer.translation.beam_search import Hypothesis
 from reluformer.translation.documents import Passage, padded, stream_document, translate_documents
 from reluformer.translation.recipe import DecodingConfig
-from reluformer.translation.search import Hypothesis
 from reluformer.translation.tokenizer import END, SEPARATOR
 from reluformer.translation.torch_stepper import TorchStepper
 

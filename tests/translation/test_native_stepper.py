@@ -9,10 +9,10 @@ import torch
 
 from reluformer import rules
 from reluformer.kernels import cpu
-from reluformer.translation import native_stepper, stepper
+from reluformer.translation import native_stepper
+from reluformer.translation.beam_search import beam_search
 from reluformer.translation.native_stepper import NativeStepper
 from reluformer.translation.recipe import DecodingConfig
-from reluformer.translation.search import beam_search
 from reluformer.translation.torch_stepper import TorchStepper
 
 TOLERANCE = 5e-5  # three times what torch itself is off by in single precision, with such models
@@ -180,7 +180,7 @@ def test_stepper_of_takes_the_library_where_it_serves(make_model):
             return rules.ReluNorm(self.delta)
 
     for rule in ("relu", "softmax", "relu_exp", STRICT):
-        assert isinstance(stepper.stepper_of(make_model(decoder_attention=rule).float()), NativeStepper)
+        assert isinstance(native_stepper.stepper_of(make_model(decoder_attention=rule).float()), NativeStepper)
     for model, reason in (
         (make_model(), "float32 on the CPU, the model is torch.float64"),
         (make_model(cross_attention="sparsemax").float(), "not with sparsemax"),
@@ -192,12 +192,12 @@ def test_stepper_of_takes_the_library_where_it_serves(make_model):
         (make_model(ffn="softmax").float(), "feed-forward layers, not with softmax"),
     ):
         assert reason in str(NativeStepper.refusal(model))
-        assert isinstance(stepper.stepper_of(model), TorchStepper)
+        assert isinstance(native_stepper.stepper_of(model), TorchStepper)
 
 
 def test_without_the_library_torch_decodes(make_model, monkeypatch):
     monkeypatch.setattr(native_stepper, "unavailable", lambda: "no compiler")
-    assert isinstance(stepper.stepper_of(make_model().float()), TorchStepper)
+    assert isinstance(native_stepper.stepper_of(make_model().float()), TorchStepper)
 
 
 def _assert_equals_decode(model, widths, prefix_length=2):

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from reluformer.errors import ArgumentError, DataError, UnknownNameError
-from reluformer.translation.scoring import METRICS, MetricName, compare, read_hypotheses, read_references, score
+from reluformer.translation.scoring import METRICS, MetricName, read_hypotheses, read_references, score
+from reluformer.translation.significance import compare
 
 REFERENCES = [
     ["The cat sat on the mat today.", "It was a warm and sunny day."],

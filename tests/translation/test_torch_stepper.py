@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from reluformer import rules
+from reluformer.translation.stepper import best_tokens
 from reluformer.translation.torch_stepper import TorchStepper
 
 RULES = [*rules.names(), {"name": "relu", "learn_gamma": True, "gamma": 2.0}, {"name": "relu2", "learn_gamma": True}]
@@ -104,3 +105,14 @@ def test_sources_can_leave_the_batch(make_model):
         all_beams.select(kept)
         tokens, parents = torch.tensor([5, 6, 7, 8]), torch.tensor([1, 0, 3, 3])
         torch.testing.assert_close(stepper.step(tokens, parents, all_beams), stepper.step(tokens, parents, few_beams))
+
+
+@pytest.mark.parametrize("size", [5, 1000, 1024, 1030, 8000, 8191])
+@pytest.mark.parametrize("k", [1, 4, 40])
+def test_the_best_are_those_of_a_full_sort(size, k):
+    logits = torch.randn(6, size, generator=torch.Generator().manual_seed(size + k))
+    logits[1, : size - 3] = float("-inf")
+    values, places = best_tokens(logits, k)
+    torch.testing.assert_close(values, logits.sort(1, descending=True).values[:, : min(k, size)])
+    torch.testing.assert_close(logits.gather(1, places), values)
+    assert all(len(set(row)) == len(row) for row in places.tolist())

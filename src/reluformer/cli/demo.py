@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reluformer.training.run import RunDirectory
-    from reluformer.translation.demo.systems import Outcome
+    from reluformer.translation.demo import Outcome
 
 
 def demo(
@@ -35,14 +35,15 @@ def demo(
     Example: reluformer demo --set training.updates=500
     """
     from reluformer.config import load_yaml
-    from reluformer.translation.demo import report, systems
+    from reluformer.translation import demo as systems
+    from reluformer.translation import demo_report as report
     from reluformer.translation.embedded import document_from_id
     from reluformer.translation.prepared import PreparedCorpus
     from reluformer.translation.recipe import Recipe
 
     console = Console(stderr=as_json)
     started = time.perf_counter()
-    with resources.as_file(resources.files("reluformer.translation.demo") / "recipe.yaml") as recipe_file:
+    with resources.as_file(resources.files("reluformer.translation") / "demo.yaml") as recipe_file:
         recipe = load_yaml(Recipe, recipe_file, overrides)
         with console.status("generating the corpus"):
             summary = systems.prepare_corpus(recipe, out)

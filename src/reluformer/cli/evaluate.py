@@ -27,7 +27,8 @@ from reluformer.translation.runs import meant_by
 if TYPE_CHECKING:
     from reluformer.translation.document import Document
     from reluformer.translation.embedded import DiscourseScores
-    from reluformer.translation.scoring import Comparison, Scores
+    from reluformer.translation.scoring import Scores
+    from reluformer.translation.significance import Comparison
 
 
 class EvaluatedSplit(StrEnum):

@@ -16,9 +16,8 @@ from reluformer.errors import DataError
 
 if TYPE_CHECKING:
     from reluformer.translation.document import Document
-    from reluformer.translation.forced import TargetScore
     from reluformer.translation.formats import Skeleton
-    from reluformer.translation.translator import Translator
+    from reluformer.translation.translator import TargetScore, Translator
 
 Pair = tuple["Document", tuple[str, ...]]
 

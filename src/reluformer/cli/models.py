@@ -60,9 +60,9 @@ def read_recipe(run: Path) -> Recipe:
 def languages(run: Path) -> tuple[str, str]:
     """What the run translates from and into; English and German where no recipe says."""
     if (run / ONNX).is_file():
-        from reluformer.integrations.onnx import folder
+        from reluformer.integrations.onnx import manifest
 
-        return folder.read_manifest(run).languages
+        return manifest.read_manifest(run).languages
     if not (run / RECIPE).is_file():
         return "en", "de"
     data = read_recipe(run).data

@@ -11,10 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from reluformer.translation.words import DOCUMENT_END, SENTENCE_END, Word, laid_out, parts_of
-
 if TYPE_CHECKING:
-    from reluformer.translation.inspection import ReadMap
+    from reluformer.translation.inspection import ReadMap, Word
     from reluformer.translation.translator import Translator
 
 _NAMES = 16
@@ -40,7 +38,7 @@ def read_windows(translator: Translator, sentences: Sequence[str], layer: int | 
     A document longer than the model's window is cut at sentence borders, and each part is
     translated alone, so that what is shown is all that the model saw.
     """
-    from reluformer.translation.inspection import read_map
+    from reluformer.translation.inspection import laid_out, parts_of, read_map
 
     tokenizer = translator.tokenizer
     sentences = [" ".join(sentence.split()) for sentence in sentences]
@@ -94,6 +92,8 @@ def to_dict(windows: Sequence[Window]) -> dict[str, Any]:
 
 def show(windows: Sequence[Window], top: int, console: Console) -> None:
     """Sentence by sentence: source, translation, and what each word of it read most."""
+    from reluformer.translation.inspection import DOCUMENT_END, SENTENCE_END
+
     for number, window in enumerate(windows, 1):
         if len(windows) > 1:
             console.rule(f"window {number} of {len(windows)}")

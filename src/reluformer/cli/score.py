@@ -14,8 +14,8 @@ from reluformer.cli.options import AsJson, Plugins
 from reluformer.errors import DataError
 
 if TYPE_CHECKING:
-    from reluformer.translation.scoring import Comparison, Scores
-    from reluformer.translation.scoring.metrics import Documents
+    from reluformer.translation.scoring import Documents, Scores
+    from reluformer.translation.significance import Comparison
 
 
 def score(
@@ -62,13 +62,14 @@ def score(
 
 def compare_systems(systems: Sequence[tuple[str, Documents]], references: Documents) -> list[Comparison]:
     """The first system against the second, if there is one, by sentences and, of several documents, by documents."""
-    from reluformer.translation import scoring
+    from reluformer.translation.scoring import MetricName
+    from reluformer.translation.significance import compare
 
     if len(systems) < 2:
         return []
     (system, ours), (baseline, theirs) = systems
-    metrics: list[scoring.MetricName] = ["bleu", "d_bleu"] if len(references) > 1 else ["bleu"]
-    return [scoring.compare(theirs, ours, references, metric=metric, names=(baseline, system)) for metric in metrics]
+    metrics: list[MetricName] = ["bleu", "d_bleu"] if len(references) > 1 else ["bleu"]
+    return [compare(theirs, ours, references, metric=metric, names=(baseline, system)) for metric in metrics]
 
 
 def print_comparisons(console: Console, comparisons: list[Comparison], documents: int) -> None:

@@ -12,7 +12,8 @@ from reluformer import files
 from reluformer.study.experiment import Experiment
 from reluformer.study.folder import StudyFolder
 from reluformer.study.gathered import Gathered
-from reluformer.translation.scoring import compare, read_hypotheses
+from reluformer.translation.scoring import read_hypotheses
+from reluformer.translation.significance import compare
 
 NOTE = (
     "p is sacreBLEU's: how often the size of a resampled difference exceeds its own mean by more than "

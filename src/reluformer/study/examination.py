@@ -18,12 +18,11 @@ from reluformer.study.plan import Run
 from reluformer.study.trainings import Context, rounded
 from reluformer.translation.document import Document
 from reluformer.translation.embedded import document_from_id, score_discourse
-from reluformer.translation.forced import score as forced_score
 from reluformer.translation.readers import read_documents
 from reluformer.translation.recipe import DataConfig, SegmentConfig
 from reluformer.translation.scoring import score
 from reluformer.translation.segments import cut, encode_documents
-from reluformer.translation.translator import Translator, load
+from reluformer.translation.translator import Translator, load, score_targets
 
 POSITION_BORDERS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 
@@ -95,7 +94,7 @@ def losses(subject: Subject) -> dict[str, Any]:
     for length in subject.options["lengths"]:
         encoded = encode_documents(subject.documents, subject.translator.tokenizer)
         segments = list(cut(encoded, SegmentConfig(segment_tokens=length)))
-        scores = forced_score(
+        scores = score_targets(
             subject.translator.model,
             [segment.source.tolist() for segment in segments],
             [segment.target.tolist() for segment in segments],

@@ -18,9 +18,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from reluformer.translation.outline import Outline
+from reluformer.translation.beam_search import Hypothesis, Outline, Search, beam_search
 from reluformer.translation.recipe import DecodingConfig
-from reluformer.translation.search import Hypothesis, Search, beam_search
 from reluformer.translation.stepper import AnyStepper
 from reluformer.translation.tokenizer import END, PAD, SEPARATOR, Tokenizer
 

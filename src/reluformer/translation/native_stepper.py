@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +25,8 @@ from reluformer.layers import Attention, FeedForward, Sublayer, TokenSlots, rota
 from reluformer.models.blocks import Block
 from reluformer.models.encoder_decoder import Encoded, ReLUFormer
 from reluformer.rules import Pointwise, RectifiedExp, ReluPlain, RowCentered, RowNormalized, Rule
-from reluformer.translation.reads import ReluReader, SoftmaxReader, reader_of
 from reluformer.translation.stepper import ModelStepper
-from reluformer.translation.torch_stepper import query_with_scale
+from reluformer.translation.torch_stepper import ReluReader, SoftmaxReader, TorchStepper, query_with_scale, reader_of
 
 
 class _LayerSlots(NamedTuple):
@@ -295,3 +294,8 @@ def _visible_first(source: TokenSlots) -> tuple[Tensor, Tensor]:
         return keys, values
     order = source.mask.int().argsort(dim=1, descending=True, stable=True)[:, None, :, None].expand_as(keys)
     return keys.gather(2, order), values.gather(2, order)
+
+
+def stepper_of(model: ReLUFormer) -> ModelStepper[Any]:
+    """The fastest stepper for `model` as it is now: its device, its dtype, its rules."""
+    return NativeStepper(model) if NativeStepper.refusal(model) is None else TorchStepper(model)

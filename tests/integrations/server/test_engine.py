@@ -11,7 +11,7 @@ from reluformer.integrations.server import engine as engine_module
 from reluformer.integrations.server.engine import Call, Engine, Job
 from reluformer.integrations.server.limits import Limits, RequestError
 from reluformer.integrations.server.model_registry import ModelRegistry, ServedModel
-from reluformer.translation.search import Search
+from reluformer.translation.beam_search import Search
 from reluformer.translation.translator import Translator
 
 SHORT = ("A dog ran home.",)

@@ -16,8 +16,8 @@ from transformers import LogitsProcessorList, MarianConfig, MarianMTModel, pipel
 from reluformer import hub
 from reluformer.errors import ArgumentError, ConfigError, StorageError
 from reluformer.models.config import ModelConfig
+from reluformer.translation.beam_search import beam_search
 from reluformer.translation.recipe import DecodingConfig, TokenizerConfig
-from reluformer.translation.search import beam_search
 from reluformer.translation.tokenizer import END, SEPARATOR, Tokenizer
 
 SENTENCES = ["The house is big.", "It is old.", "My dog has a garden.", "We like it."]

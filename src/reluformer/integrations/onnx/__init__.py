@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from reluformer.integrations.onnx.export import export_run as export_run
-    from reluformer.integrations.onnx.translator import load as load
+    from reluformer.integrations.onnx.runtime import load as load
 
 _HOME = {
     "export_run": ("reluformer.integrations.onnx.export", ("onnx", "onnxscript", "onnxruntime")),
-    "load": ("reluformer.integrations.onnx.translator", ("onnxruntime",)),
+    "load": ("reluformer.integrations.onnx.runtime", ("onnxruntime",)),
 }
 __all__ = [*_HOME]
 

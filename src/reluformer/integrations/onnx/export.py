@@ -14,18 +14,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import torch
+from onnx import ModelProto, helper, numpy_helper
+from onnxruntime.quantization import QuantType, quantize_dynamic
+from torch import Tensor
 
 from reluformer import __version__
 from reluformer.errors import ArgumentError, StorageError, UnknownNameError, nearest
 from reluformer.files import whole_file
-from reluformer.integrations.onnx import folder
-from reluformer.integrations.onnx.comparison import largest_difference
-from reluformer.integrations.onnx.folder import DECODER, ENCODER, MANIFEST, Manifest
+from reluformer.integrations.onnx import manifest
 from reluformer.integrations.onnx.graphs import DecoderGraph, EncoderGraph
-from reluformer.integrations.onnx.quantization import QUANTIZERS, quantize_graph
-from reluformer.models.encoder_decoder import ReLUFormer
+from reluformer.integrations.onnx.manifest import DECODER, ENCODER, MANIFEST, Manifest
+from reluformer.integrations.onnx.runtime import OnnxStepper
+from reluformer.models.encoder_decoder import Encoded, ReLUFormer
 from reluformer.translation.runs import RECIPE
+from reluformer.translation.stepper import evaluating
 from reluformer.translation.translator import Translator
 from reluformer.translation.translator import load as load_run
 
@@ -35,8 +40,11 @@ with PyTorch before it is written."""
 DEFAULT_OPSET = OPSETS[0]
 TOLERANCE = 1e-4
 """Log-probabilities may differ by so much, times their own size where that exceeds one."""
+QUANTIZERS = ("int8",)
 LARGEST = 2**31
 """Bytes that a single ONNX file can hold."""
+_LENGTHS = (7, 3, 1)
+"""Tokens of the sources that are read together: with padding, and one that is as short as can be."""
 
 
 def export_run(
@@ -61,8 +69,7 @@ def export_run(
             with whole_file(out / name) as file:
                 file.write((graphs / name).read_bytes())
     translator.tokenizer.save(out)
-    manifest = _manifest(run, out, translator, opset, quantize, difference)
-    folder.write_manifest(out, manifest)
+    manifest.write_manifest(out, _manifest(run, out, translator, opset, quantize, difference))
     sizes = {path.name: path.stat().st_size for path in sorted(out.iterdir()) if path.is_file()}
     return {"out": str(out), "opset": opset, "quantize": quantize, "max_difference": difference, "files": sizes}
 
@@ -111,7 +118,7 @@ def _check_room(out: Path, force: bool) -> None:
     if out.exists() and not out.is_dir():
         raise StorageError(f"{out}: is a file; name a folder to export to")
     if out.is_dir() and any(out.iterdir()):
-        if not folder.is_export(out):
+        if not manifest.is_export(out):
             raise StorageError(f"{out}: is not empty and no ONNX export; name another folder")
         if not force:
             raise StorageError(f"{out}: holds an export already; name another folder, or replace it with --force")
@@ -148,7 +155,7 @@ def _manifest(
         quantize=quantize,
         languages=_languages(run),
         tokenizer=translator.tokenizer.fingerprint,
-        files={name: folder.sha256(out / name) for name in (ENCODER, DECODER)},
+        files={name: manifest.sha256(out / name) for name in (ENCODER, DECODER)},
         max_difference=difference,
         decoding=translator.config.model_dump(mode="json"),
         model=translator.model.config.model_dump(mode="json"),
@@ -181,3 +188,93 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+@torch.inference_mode()
+def largest_difference(model: ReLUFormer, encoder: Path, decoder: Path) -> tuple[float, float]:
+    """The largest difference of a log-probability, and the largest log-probability itself.
+
+    Random sources go through the lengths that tracing could have fixed by mistake: a prefix
+    of many tokens, single steps, beams that branch, and a source alone.
+    """
+    stepper = OnnxStepper(encoder, decoder)
+    tokens = _Tokens(model.config.vocab_size)
+    found = [_walk(model, stepper, tokens, _LENGTHS, beams=(3, 2)), _walk(model, stepper, tokens, (1,), beams=(1,))]
+    return max(difference for difference, _ in found), max(size for _, size in found)
+
+
+def _walk(
+    model: ReLUFormer, stepper: OnnxStepper, tokens: _Tokens, lengths: tuple[int, ...], beams: tuple[int, ...]
+) -> tuple[float, float]:
+    """Decode a prefix, then a position with each of these numbers of beams."""
+    sources = len(lengths)
+    source, mask = tokens(sources, max(lengths)), torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    prefix = tokens(sources, 4 if sources > 1 else 1)
+    differences, sizes, width = [], [], 1
+    with evaluating(model):
+        encoded = model.encode(source, mask)
+        following, state = stepper.begin(source, mask, prefix)
+        for count in (0, *beams):
+            if count:
+                parents = (torch.arange(count).flip(0) % width + width * torch.arange(sources)[:, None]).flatten()
+                newest, width = tokens(sources * count, 1), count
+                following = stepper.step(newest.flatten(), parents, state)
+                prefix = torch.cat([prefix[parents], newest], 1)
+            expected = _expected(model, prefix, encoded)
+            differences.append(float((following - expected).abs().max()))
+            sizes.append(float(expected.abs().max()))
+    return max(differences), max(sizes)
+
+
+def _expected(model: ReLUFormer, prefix: Tensor, encoded: Encoded) -> Tensor:
+    """Log-probabilities after `prefix` (R, T) by the model's full pass."""
+    times = prefix.size(0) // encoded.states.size(0)
+    assert encoded.mask is not None
+    states, mask = encoded.states.repeat_interleave(times, 0), encoded.mask.repeat_interleave(times, 0)
+    last = model.decode(prefix, Encoded(states, mask, {}))[0][:, -1]
+    return model.logits(last).log_softmax(-1)
+
+
+class _Tokens:
+    """Random ids of a vocabulary, the same in every run."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._generator = torch.Generator().manual_seed(0)
+
+    def __call__(self, rows: int, length: int) -> Tensor:
+        return torch.randint(0, self._vocab_size, (rows, length), generator=self._generator)
+
+
+def quantize_graph(path: Path, kind: str) -> None:
+    """Rewrite the graph in `path`: weights in 8 bits by column, activations in 8 bits as they come."""
+    assert kind in QUANTIZERS
+    onnx.save(_with_own_output_matrix(onnx.load(path)), path)
+    logger = logging.getLogger()
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # it advises an optimisation that the exporter has done already
+    try:
+        quantize_dynamic(
+            path,
+            path,
+            op_types_to_quantize=["MatMul"],
+            per_channel=True,
+            reduce_range=True,  # 7 bits of weight: CPUs without VNNI add pairs of products in 16 bits
+            weight_type=QuantType.QInt8,
+        )
+    finally:
+        logger.setLevel(level)
+
+
+def _with_own_output_matrix(model: ModelProto) -> ModelProto:
+    """x W^T as a product with a matrix of its own: onnxruntime would turn W itself, which embeds tokens, too."""
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    for place, node in enumerate(model.graph.node):
+        if node.op_type != "Gemm" or node.input[1] not in weights:
+            continue
+        turned = np.ascontiguousarray(numpy_helper.to_array(weights[node.input[1]]).T)
+        name = f"{node.input[1]}.turned"
+        model.graph.initializer.append(numpy_helper.from_array(turned, name))
+        product = helper.make_node("MatMul", [node.input[0], name], list(node.output), name=node.name)
+        model.graph.node[place].CopyFrom(product)
+    return model

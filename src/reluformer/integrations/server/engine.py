@@ -26,8 +26,8 @@ from typing import Any
 from reluformer.integrations.server.limits import Limits, busy, failed, shutting_down
 from reluformer.integrations.server.model_registry import ServedModel
 from reluformer.integrations.server.monitoring import LOGGER, Metrics
+from reluformer.translation.beam_search import Search
 from reluformer.translation.documents import Passage, Translation, padded
-from reluformer.translation.search import Search
 
 _log = logging.getLogger(LOGGER)
 

@@ -14,8 +14,7 @@ from itertools import pairwise
 from reluformer.integrations.server.limits import Limits, RequestError, too_large
 from reluformer.integrations.server.model_registry import ServedModel
 from reluformer.translation import formats
-from reluformer.translation.inspection import ReadMap, read_map
-from reluformer.translation.words import Word, laid_out, parts_of
+from reluformer.translation.inspection import ReadMap, Word, laid_out, parts_of, read_map
 
 TOP_SLOTS = 32
 MAX_WEIGHTS = 2_000_000

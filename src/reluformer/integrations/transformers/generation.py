@@ -18,7 +18,7 @@ from transformers import LogitsProcessor
 from reluformer.errors import ArgumentError
 from reluformer.integrations.transformers.modeling import ReLUFormerForConditionalGeneration
 from reluformer.integrations.transformers.tokenization import ReLUFormerTokenizer, check_fingerprint
-from reluformer.translation.outline import Outline, Progress
+from reluformer.translation.beam_search import Outline, Progress
 from reluformer.translation.recipe import DecodingConfig
 from reluformer.translation.translator import Translator
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -15,8 +16,29 @@ from onnxruntime import OrtValue
 from torch import Tensor
 
 from reluformer.errors import ArgumentError, StorageError
-from reluformer.translation import candidates
+from reluformer.integrations.onnx import manifest
 from reluformer.translation.stepper import Stepper
+from reluformer.translation.translator import Translator
+
+
+def load(directory: str | Path, **decoding: Any) -> Translator:
+    """The translator exported to `directory`, on the CPU; `decoding` changes keys of `DecodingConfig`.
+
+    Documents, streams and n-best lists as with `reluformer.load`. What asks for the PyTorch
+    model, such as scores of given translations, is refused.
+    """
+    directory = Path(directory)
+    found = manifest.read_manifest(directory)
+    manifest.check_files(directory, found)
+    tokenizer = manifest.load_tokenizer(directory, found)
+    config = manifest.decoding_config(directory, found)
+    stepper = OnnxStepper(directory / manifest.ENCODER, directory / manifest.DECODER)
+    if tokenizer.vocab_size != stepper.vocab_size:
+        raise StorageError(
+            f"{directory}: the tokenizer has {tokenizer.vocab_size} entries, the graphs {stepper.vocab_size}; "
+            "export the run again"
+        )
+    return Translator(stepper, tokenizer, config.replace(**decoding))
 
 
 class OnnxBeams:
@@ -75,9 +97,6 @@ class OnnxStepper(Stepper[OnnxBeams]):
         sources = beams.mask.size(0)
         rows = parents if beams.kept is None else beams.kept[parents]
         return self._append(tokens.view(sources, -1, 1), rows.view(sources, -1), beams)
-
-    def best(self, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        return candidates.best(rows, k)
 
     def encode(self, source: Tensor, mask: Tensor | None) -> OnnxBeams:
         """Sources (B, S), of which nothing is decoded yet."""

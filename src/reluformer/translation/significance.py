@@ -14,7 +14,7 @@ from rich.text import Text
 from sacrebleu.significance import PairedTest, Result
 
 from reluformer.errors import ArgumentError, DataError
-from reluformer.translation.scoring.metrics import METRICS, Documents, Line, MetricName, check_documents, metric_kind
+from reluformer.translation.scoring import METRICS, Documents, Line, MetricName, check_documents, metric_kind
 
 _seed_lock = threading.Lock()
 

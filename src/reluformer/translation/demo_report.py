@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reluformer.report_page import FONTS, inline_svg, page
-from reluformer.translation.demo.systems import Outcome
+from reluformer.translation.demo import Outcome
 from reluformer.translation.embedded import EmbeddedDocument
 
 # Okabe and Ito's colours, told apart by everyone; markers tell them apart in black and white.

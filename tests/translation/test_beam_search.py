@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from reluformer.errors import ArgumentError, ConfigError
-from reluformer.translation.forced import score
-from reluformer.translation.outline import Outline
+from reluformer.translation.beam_search import Outline, Search, beam_search
+from reluformer.translation.native_stepper import stepper_of
 from reluformer.translation.recipe import DecodingConfig
-from reluformer.translation.search import Search, beam_search
-from reluformer.translation.stepper import stepper_of
 from reluformer.translation.tokenizer import BEGIN, END, PAD, SEPARATOR
+from reluformer.translation.translator import score_targets
 
 SOURCE = torch.tensor([[5, 6, 3, 7, 2], [8, 5, 2, 0, 0], [6, 2, 0, 0, 0]])
 MASK = SOURCE != PAD
@@ -48,7 +47,7 @@ def test_a_wide_beam_finds_what_an_exhaustive_search_finds(make_model, outline, 
     ]
     skipped = len(outline.prefix)
     ranked = []
-    scores = score(model, [SOURCE[0].tolist()] * len(every), [[*tokens, END] for tokens in every])
+    scores = score_targets(model, [SOURCE[0].tolist()] * len(every), [[*tokens, END] for tokens in every])
     for tokens, scored in zip(every, scores, strict=True):
         total = sum(scored.tokens[skipped:])
         ranked.append((total / (len(tokens) - skipped + 1) ** penalty, total, tokens))
@@ -149,7 +148,7 @@ def test_the_score_is_that_of_forced_decoding(make_model):
     model = make_model(vocab_size=20, seed=5)
     for row, mask, found in zip(SOURCE, MASK, beam_search(model, SOURCE, MASK, config=_config(n_best=2)), strict=True):
         for hypothesis in found:
-            assert score(model, [row[mask].tolist()], [[*hypothesis.tokens, END]])[0].total == pytest.approx(
+            assert score_targets(model, [row[mask].tolist()], [[*hypothesis.tokens, END]])[0].total == pytest.approx(
                 hypothesis.score
             )
 

@@ -18,8 +18,8 @@ from reluformer.integrations import onnx as exported
 from reluformer.models import storage
 from reluformer.models.config import ModelConfig
 from reluformer.models.encoder_decoder import ReLUFormer
+from reluformer.translation.beam_search import beam_search
 from reluformer.translation.recipe import DecodingConfig, TokenizerConfig
-from reluformer.translation.search import beam_search
 from reluformer.translation.tokenizer import Tokenizer
 from reluformer.translation.torch_stepper import TorchStepper
 from reluformer.translation.translator import Translator
@@ -29,7 +29,7 @@ pytest.importorskip("onnxscript", reason="needs the extra onnx: pip install 'rel
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx: pip install 'reluformer[onnx]'")
 pytest.importorskip("onnxruntime", reason="needs the extra onnx: pip install 'reluformer[onnx]'")
 
-from reluformer.integrations.onnx import export, folder, stepper  # noqa: E402
+from reluformer.integrations.onnx import export, manifest, runtime  # noqa: E402
 from reluformer.integrations.onnx.graphs import EncoderGraph  # noqa: E402
 
 TEXT = "The cat saw a dog. It ran home because night was near.\n\n The dog was near a cat and it saw home.\n"
@@ -134,7 +134,7 @@ def test_steps_give_the_models_numbers(name: str, run: Any, export_of: Any) -> N
         if kept is not None:
             for state in (torch_beams, beams):
                 state.select(torch.tensor(kept))
-    assert folder.read_manifest(export_of(name)).max_difference < 1e-4
+    assert manifest.read_manifest(export_of(name)).max_difference < 1e-4
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -187,7 +187,7 @@ def test_the_highest_opset_is_written_and_computes_the_same(run: Any, tmp_path: 
     model = load_run(run("simplex")).model
     export.trace(EncoderGraph(model), tmp_path / "encoder.onnx", export.OPSETS[-1])
     source = torch.arange(12).view(2, 6)
-    found = stepper.session_of(tmp_path / "encoder.onnx").run(
+    found = runtime.session_of(tmp_path / "encoder.onnx").run(
         None, {"source": source.numpy(), "mask": MASK[:2].numpy()}
     )
     with torch.inference_mode():
@@ -202,15 +202,15 @@ def test_int8_makes_the_linear_layers_integer_and_the_files_smaller(
     traced = export_of("additive")  # before the patch, which would otherwise call itself
 
     def take_traced(model: ReLUFormer, directory: Path, opset: int) -> float:
-        for name in (folder.ENCODER, folder.DECODER):
+        for name in (manifest.ENCODER, manifest.DECODER):
             shutil.copy(traced / name, directory)
         return 0.0
 
     monkeypatch.setattr(export, "_write_graphs", take_traced)
     out = tmp_path / "int8"
     report = exported.export_run(run("additive"), out, quantize="int8", opset=None, force=False)
-    assert report["quantize"] == folder.read_manifest(out).quantize == "int8"
-    operators = [node.op_type for node in onnx.load(out / folder.DECODER).graph.node]
+    assert report["quantize"] == manifest.read_manifest(out).quantize == "int8"
+    operators = [node.op_type for node in onnx.load(out / manifest.DECODER).graph.node]
     # of each of two layers: query, key and value, output; query and output; feed-forward in and out
     assert operators.count("MatMulInteger") >= 2 * 7
     assert "Gemm" not in operators
@@ -218,7 +218,7 @@ def test_int8_makes_the_linear_layers_integer_and_the_files_smaller(
     assert len(exported.load(out, **settings).translate([TEXT])) == 1
 
 
-@pytest.mark.parametrize("name", [folder.ENCODER, folder.DECODER, "tokenizer.json"])
+@pytest.mark.parametrize("name", [manifest.ENCODER, manifest.DECODER, "tokenizer.json"])
 def test_a_damaged_file_is_named(copy: Path, name: str) -> None:
     content = bytearray((copy / name).read_bytes())
     content[len(content) // 2] ^= 1
@@ -228,7 +228,7 @@ def test_a_damaged_file_is_named(copy: Path, name: str) -> None:
 
 
 def test_a_missing_file_is_named(copy: Path) -> None:
-    (copy / folder.DECODER).unlink()
+    (copy / manifest.DECODER).unlink()
     with pytest.raises(StorageError, match=r"decoder\.onnx is missing; copy the whole folder"):
         exported.load(copy)
 
@@ -250,7 +250,7 @@ def test_the_tokenizer_of_another_model_is_refused(copy: Path) -> None:
     ],
 )
 def test_a_damaged_manifest_is_refused(copy: Path, change: dict[str, Any] | None, message: str) -> None:
-    path = copy / folder.MANIFEST
+    path = copy / manifest.MANIFEST
     content = json.loads(path.read_text(encoding="utf-8"))
     path.write_text("{" if change is None else json.dumps({**content, **change}), encoding="utf-8")
     with pytest.raises(StorageError, match=message):
@@ -267,7 +267,7 @@ def test_what_is_no_export_says_so(tmp_path: Path, run: Any, export_of: Any) -> 
 def test_graphs_that_onnxruntime_cannot_read_are_refused(tmp_path: Path) -> None:
     (tmp_path / "encoder.onnx").write_bytes(b"no graph")
     with pytest.raises(StorageError, match=r"encoder\.onnx: onnxruntime .* cannot load it"):
-        stepper.session_of(tmp_path / "encoder.onnx")
+        runtime.session_of(tmp_path / "encoder.onnx")
 
 
 def test_an_export_only_translates(export_of: Any) -> None:
@@ -306,7 +306,7 @@ def test_nothing_else_is_overwritten(run: Any, copy: Path, tmp_path: Path) -> No
     (tmp_path / "file").write_text("mine", encoding="utf-8")
     with pytest.raises(StorageError, match="is a file"):
         exported.export_run(run("simplex"), tmp_path / "file", force=True)
-    assert folder.is_export(copy) and (tmp_path / "file").read_text(encoding="utf-8") == "mine"
+    assert manifest.is_export(copy) and (tmp_path / "file").read_text(encoding="utf-8") == "mine"
 
 
 def test_wrong_graphs_are_never_written(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
