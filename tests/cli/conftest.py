@@ -1,7 +1,9 @@
-"""A run that was trained for a few updates, once for all tests of the verbs."""
+"""A run that was trained for a few updates, and two ways to call a verb."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,15 @@ from reluformer.cli import app
 from reluformer.translation.recipe import Recipe
 
 Invoke = Callable[..., Result]
+Command = Callable[..., subprocess.CompletedProcess[str]]
+PLUGIN = """
+import torch
+from reluformer import rules
+
+@rules.register("gelu_mean")
+def gelu_mean(scores, n):
+    return torch.nn.functional.gelu(scores) / n
+"""
 
 
 @pytest.fixture(scope="session")
@@ -61,3 +72,22 @@ def invoke() -> Invoke:
         return result
 
     return call
+
+
+@pytest.fixture
+def command() -> Command:
+    """Run the command line in a process of its own, as a user types it."""
+
+    def call(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "reluformer", *arguments]
+        return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+    return call
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Path:
+    """Write a file with a rule of the user's own."""
+    path = tmp_path / "my_rules.py"
+    path.write_text(PLUGIN)
+    return path

@@ -1,24 +1,32 @@
-"""`reluformer export`: a run for transformers, and back."""
+"""`reluformer export`: a run for transformers and back, and for ONNX."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import Result
 
-from reluformer.errors import ArgumentError, StorageError
+from reluformer.errors import ArgumentError, StorageError, UnknownNameError
 from reluformer.integrations import onnx
 
-pytest.importorskip("transformers", reason="needs the extra [hf]")
-
 Invoke = Callable[..., Result]
+TEXT = "Our readers live in Austria. The bag is old.\n\n  It was very big.\n"
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer.meta.json", "recipe.yaml")
 
 
+needs_transformers = pytest.mark.skipif(find_spec("transformers") is None, reason="needs the extra [hf]")
+needs_onnx = pytest.mark.skipif(
+    any(find_spec(package) is None for package in ("onnx", "onnxscript", "onnxruntime")),
+    reason="needs the extra [onnx]",
+)
+
+
+@needs_transformers
 def test_there_and_back(run: Path, invoke: Invoke, tmp_path: Path) -> None:
     shown = invoke("export", run, "--to", "hf", "--out", tmp_path / "hf").stdout
     assert f"wrote {tmp_path / 'hf'}" in shown
@@ -49,6 +57,7 @@ def test_onnx_is_handed_on(run: Path, invoke: Invoke, tmp_path: Path, monkeypatc
     assert (asked["run"], asked["out"]) == (tmp_path / "reluformer", tmp_path / "reluformer" / "onnx")
 
 
+@needs_transformers
 def test_wrong_use(run: Path, invoke: Invoke, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="no such directory"):
         invoke("export", tmp_path / "none", "--to", "hf")
@@ -67,3 +76,26 @@ def test_wrong_use(run: Path, invoke: Invoke, tmp_path: Path) -> None:
 @pytest.mark.parametrize("verb", ["export", "evaluate", "inspect", "translate"])
 def test_the_example_of_the_help_names_a_run_of_the_demo(invoke: Invoke, verb: str) -> None:
     assert f"Example: reluformer {verb} runs/demo/reluformer " in invoke(verb, "--help").stdout
+
+
+@needs_onnx
+def test_an_exported_run_translates_as_the_run_does(run: Path, invoke: Invoke, tmp_path: Path) -> None:
+    out = tmp_path / "exported"
+    shown = invoke("export", run, "--to", "onnx", "--out", out).stdout
+    assert f"wrote {out}" in shown and "decoder.onnx" in shown
+    assert invoke("translate", out, stdin=TEXT).stdout == invoke("translate", run, stdin=TEXT).stdout
+    with pytest.raises(ArgumentError, match="--device cuda: an ONNX export runs on the CPU"):
+        invoke("translate", out, "--device", "cuda", stdin=TEXT)
+    with pytest.raises(StorageError, match="an ONNX export, which only translates; give the run"):
+        invoke("inspect", out, "-", stdin=TEXT)
+    with pytest.raises(StorageError, match="an ONNX export, not a run"):
+        invoke("export", out, "--to", "onnx", "--out", tmp_path / "again")
+
+
+@needs_onnx
+def test_wrong_options_are_refused(run: Path, invoke: Invoke, tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="valid: int8"):
+        invoke("export", run, "--to", "onnx", "--out", tmp_path / "x", "--quantize", "fp4")
+    with pytest.raises(ArgumentError, match="valid are 18 to 23"):
+        invoke("export", run, "--to", "onnx", "--out", tmp_path / "x", "--opset", "7")
+    assert not (tmp_path / "x").exists()

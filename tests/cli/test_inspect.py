@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from reluformer.cli import reading
-from reluformer.cli.history import sparkline
+from reluformer.cli.inspect import ReadWindow, most_read, sparkline
 from reluformer.errors import ArgumentError, DataError, StorageError
 from reluformer.training.run import RunDirectory
-from reluformer.translation import inspection
-from reluformer.translation.inspection import read_map
+from reluformer.translation.inspection import Word, read_map
 from reluformer.translation.recipe import Recipe
 from reluformer.translation.tokenizer import END, SEPARATOR
 from reluformer.translation.translator import load
@@ -57,7 +55,7 @@ def test_history_of_a_run_that_has_not_got_far(invoke: Invoke, recipe: Recipe, t
     shown = invoke("inspect", directory.path).stdout
     assert "diverged (the loss of update 3 is not finite)" in shown
     assert "0 of 20" in shown
-    assert "No look at the memories" in shown
+    assert "The log has no telemetry of the memories yet" in shown
     directory.log.append("valid", 1, loss=float("nan"), perplexity=float("nan"), bleu=1.5)
     directory.log.append("valid", 2, loss=2.0, perplexity=7.4, bleu=2.25)
     shown = invoke("inspect", directory.path).stdout
@@ -125,11 +123,11 @@ def test_reads_in_the_terminal(run: Path, invoke: Invoke, monkeypatch: pytest.Mo
 
 
 def test_words_are_shown_with_their_shares_and_sentences() -> None:
-    source = tuple(inspection.Word(text, number) for number, text in enumerate(("dog", "ran", "home")))
-    window = reading.Window(source, (), (), 0.0, 1)
+    source = tuple(Word(text, number) for number, text in enumerate(("dog", "ran", "home")))
+    window = ReadWindow(source, (), (), 0.0, 1)
 
     def shown(reads: dict[int, float], top: int, width: int = 80) -> str:
-        return reading._most_read(window, inspection.Word("Hund", 0), reads, top, width).plain
+        return most_read(window, Word("Hund", 0), reads, top, width).plain
 
     assert shown({0: 3.0, 1: 1.0}, top=5) == "dog 75%  ran [2] 25%"
     assert shown({0: 3.0, 1: 1.0, 2: 4.0}, top=1) == "home [3] 50%  +2"

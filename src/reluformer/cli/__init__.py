@@ -1,8 +1,7 @@
-"""One command, one verb a job.
+"""The command line: one verb for each job.
 
-Exit codes: 0 done, 1 failed, 2 wrong use. Errors that a user can mend are one line that
-says what to do; `--debug` shows where they came from. Verbs import what they need when
-they run, so that `--help` is quick.
+The exit code is 0 for success, 1 for a failure and 2 for wrong use. An error that a user can fix is one line that
+says what to do; `--debug` shows its traceback. Verbs import what they need when they run, so that `--help` is quick.
 """
 
 from __future__ import annotations
@@ -13,21 +12,7 @@ from typing import Annotated
 import typer
 
 from reluformer import __version__
-from reluformer.cli import (
-    bench,
-    data,
-    demo,
-    doctor,
-    evaluate,
-    export,
-    inspect,
-    prepare,
-    score,
-    serve,
-    study,
-    train,
-    translate,
-)
+from reluformer.cli import data, doctor, evaluate, export, inspect, serve, study, train, translate
 from reluformer.errors import ReluformerError
 
 app = typer.Typer(
@@ -38,16 +23,16 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="ReLU and softmax as two rules of one key-value memory.",
 )
-app.command(name="demo")(demo.demo)
+app.command(name="demo")(train.demo)
 app.add_typer(data.app, name="data")
-app.command(name="prepare")(prepare.prepare)
+app.command(name="prepare")(data.prepare)
 app.command(name="train")(train.train)
 app.command(name="translate")(translate.translate)
-app.command(name="score")(score.score)
+app.command(name="score")(evaluate.score)
 app.command(name="evaluate")(evaluate.evaluate)
 app.command(name="inspect")(inspect.inspect)
 app.command(name="study")(study.study)
-app.command(name="bench")(bench.bench)
+app.command(name="bench")(doctor.bench)
 app.command(name="export")(export.export)
 app.command(name="serve")(serve.serve)
 app.command(name="doctor")(doctor.doctor)
@@ -66,7 +51,7 @@ def options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Options that stand before the verb."""
+    """Define the options that stand before the verb."""
 
 
 def main(arguments: list[str] | None = None) -> None:

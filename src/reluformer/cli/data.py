@@ -1,4 +1,4 @@
-"""`reluformer data`: the public corpora, listed and downloaded."""
+"""`reluformer data` and `reluformer prepare`: downloads public corpora and prepares a corpus for training."""
 
 from __future__ import annotations
 
@@ -13,12 +13,47 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from reluformer.cli.options import AsJson
+from reluformer.cli.options import AsJson, Overrides, Plugins, RecipeFile, default_run
 
 if TYPE_CHECKING:
     from reluformer.translation.downloads.catalogue import Dataset
     from reluformer.translation.downloads.fetch import Progress
     from reluformer.translation.downloads.obtain import Outcome
+
+
+def prepare(
+    config: RecipeFile,
+    to: Annotated[
+        Path | None, typer.Option(help="Directory to write to. Default: runs/NAME/data.", show_default=False)
+    ] = None,
+    overrides: Overrides = [],  # noqa: B006
+    plugin: Plugins = [],  # noqa: B006
+    as_json: AsJson = False,
+) -> None:
+    """Train the tokenizer, cut documents into segments, and report what was kept and what was skipped.
+
+    Example: reluformer prepare configs/multi30k.yaml --set data.tokenizer.vocab_size=6000
+    """
+    from reluformer.config import load_yaml
+    from reluformer.translation import prepare as preparation
+    from reluformer.translation.recipe import Recipe
+
+    recipe = load_yaml(Recipe, config, overrides)
+    console = Console(stderr=as_json)
+    with console.status("preparing") as status:
+        summary = preparation.prepare(
+            recipe.data,
+            to or default_run(config) / "data",
+            progress=lambda what, pairs: status.update(f"{what}: {pairs:,} sentence pairs"),
+        )
+    if as_json:
+        typer.echo(json.dumps(summary.to_json(), indent=2))
+        return
+    console.print(summary.table())
+    skipped = summary.skipped_table()
+    if skipped is not None:
+        console.print(skipped)
+
 
 app = typer.Typer(
     name="data",
@@ -30,14 +65,14 @@ app = typer.Typer(
 
 @app.command(name="list")
 def list_sets(as_json: AsJson = False) -> None:
-    """Show the public sets that can be downloaded, with their licences and checksums.
+    """List the public corpora that can be downloaded, with their licences and checksums.
 
     Example: reluformer data list
     """
     from reluformer.translation.downloads.catalogue import DATASETS
 
     if as_json:
-        typer.echo(json.dumps([_plain(dataset) for dataset in DATASETS.values()], indent=2))
+        typer.echo(json.dumps([_dataset_as_json(dataset) for dataset in DATASETS.values()], indent=2))
         return
     console = Console(highlight=False)
     for dataset in DATASETS.values():
@@ -48,19 +83,21 @@ def list_sets(as_json: AsJson = False) -> None:
         rows.add_row("  size:", dataset.sizes)
         rows.add_row("  checksum:", dataset.checksums)
         console.print(rows)
-    console.print("\nA file whose checksum is unknown is trusted the first time and must be the same ever after.")
+    console.print(
+        "\nA file whose checksum is unknown is trusted at its first download; later downloads must be identical."
+    )
 
 
 @app.command(name="get")
 def get_set(
-    name: Annotated[str, typer.Argument(help="A set of `reluformer data list`.")],
-    to: Annotated[Path, typer.Option(help="Where to put it: DIR/NAME/{train,valid,test}.jsonl.gz.")] = Path("data"),
+    name: Annotated[str, typer.Argument(help="A corpus that `reluformer data list` shows.")],
+    to: Annotated[Path, typer.Option(help="Directory for DIR/NAME/{train,valid,test}.jsonl.gz.")] = Path("data"),
     mirror: Annotated[
-        str | None, typer.Option(metavar="URL", help="Another server, in place of scheme and host of every address.")
+        str | None, typer.Option(metavar="URL", help="Server that replaces scheme and host of every address.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Download a public set, check it and convert it to documents. What is there already is kept.
+    """Download a public corpus, check it and convert it to documents. Files that exist already are kept.
 
     Example: reluformer data get multi30k --to data
     """
@@ -68,17 +105,18 @@ def get_set(
     from reluformer.translation.downloads.obtain import obtain
 
     dataset = find(name)
-    with _progress() as progress:
+    with _download_bars() as progress:
         outcome = obtain(dataset, to, mirror=mirror, progress=progress)
     if as_json:
         typer.echo(
             json.dumps({"directory": str(outcome.directory), "fresh": outcome.fresh, **outcome.record}, indent=2)
         )
         return
-    _report(dataset, outcome)
+    _print_outcome(dataset, outcome)
 
 
-def _plain(dataset: Dataset) -> dict[str, Any]:
+def _dataset_as_json(dataset: Dataset) -> dict[str, Any]:
+    """Return what the catalogue holds about a corpus as plain data."""
     files = [
         {
             "url": file.url,
@@ -100,8 +138,8 @@ def _plain(dataset: Dataset) -> dict[str, Any]:
 
 
 @contextmanager
-def _progress() -> Iterator[Progress]:
-    """A bar for each file on standard error, where that is a terminal."""
+def _download_bars() -> Iterator[Progress]:
+    """Show one bar for each file on standard error, if that is a terminal."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
@@ -117,7 +155,8 @@ def _progress() -> Iterator[Progress]:
         yield show
 
 
-def _report(dataset: Dataset, outcome: Outcome) -> None:
+def _print_outcome(dataset: Dataset, outcome: Outcome) -> None:
+    """Print what was written, the licence, and the lines that a recipe needs."""
     console = Console()
     table = Table(title=dataset.title, title_justify="left")
     for column in ("split", "documents", "sentences", "left out", "file"):
@@ -129,7 +168,7 @@ def _report(dataset: Dataset, outcome: Outcome) -> None:
         table.add_row(split, *counts, escape(str(path)))
     console.print(table)
     if not outcome.fresh:
-        console.print("It was there already; nothing was downloaded.")
+        console.print("The corpus exists already; nothing was downloaded.")
     unknown = sum(entry["published_checksum"] == "unknown" for entry in outcome.record["files"].values())
     if unknown:
         console.print(f"checksum: unknown for {unknown} of {len(dataset.files)} files, recorded in downloads.json.")

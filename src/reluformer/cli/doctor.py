@@ -1,15 +1,17 @@
-"""`reluformer doctor`: what is installed, what is missing, and what that means."""
+"""`reluformer doctor` and `reluformer bench`: shows what can be used on this machine, and how fast each rule is."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import platform
 import shutil
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -18,7 +20,11 @@ from reluformer import __version__
 from reluformer.cli.options import AsJson, Plugins
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from reluformer.timing import Timing
     from reluformer.training.resume_check import ResumeCheck
+
 
 EXTRAS = {
     "matplotlib": "plots",
@@ -28,12 +34,15 @@ EXTRAS = {
     "onnxruntime": "onnx",
     "fastapi": "serve",
 }
-"""A module of each extra."""
+"""One module of each extra, and the name of the extra."""
+
+BASE = "softmax"
+PASSES = ("forward", "forward+backward")
 
 
 def doctor(
     resume_check: Annotated[
-        bool, typer.Option("--resume-check", help="Prove that a killed training goes on bit for bit here.")
+        bool, typer.Option("--resume-check", help="Check that a killed training resumes bit for bit on this machine.")
     ] = False,
     plugin: Plugins = [],  # noqa: B006
     as_json: AsJson = False,
@@ -42,7 +51,7 @@ def doctor(
 
     Example: reluformer doctor --resume-check
     """
-    findings = examine()
+    findings = inspect_machine()
     exact = True
     if resume_check:
         from reluformer.training.resume_check import resume_check as check
@@ -51,7 +60,7 @@ def doctor(
             result = check()
         exact = result.exact
         findings["resume"] = _resume_sentence(result)
-    _show(findings, as_json)
+    _print_findings(findings, as_json)
     if not exact:
         raise typer.Exit(1)
 
@@ -66,7 +75,7 @@ def _resume_sentence(result: ResumeCheck) -> str:
     )
 
 
-def _show(findings: dict[str, Any], as_json: bool) -> None:
+def _print_findings(findings: dict[str, Any], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(findings, indent=2))
         return
@@ -75,18 +84,20 @@ def _show(findings: dict[str, Any], as_json: bool) -> None:
     table.add_column()
     for name, value in findings.items():
         shown = ", ".join(value) if isinstance(value, list | tuple) else str(value)
-        table.add_row(name.replace("_", " "), Text(shown))  # as it is: an extra in brackets is no markup
+        table.add_row(name.replace("_", " "), Text(shown))  # Text, because an extra in brackets is no markup
     Console().print(table)
 
 
-def examine() -> dict[str, Any]:
-    """Everything that decides what works and how fast."""
+def inspect_machine() -> dict[str, Any]:
+    """Return the versions, the hardware and the implementations, which decide what works and how fast."""
     import torch
 
     from reluformer import kernels, rules
 
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    missing = [f"{module} (pip install 'reluformer[{extra}]')" for module, extra in EXTRAS.items() if not _has(module)]
+    missing = [
+        f"{module} (pip install 'reluformer[{extra}]')" for module, extra in EXTRAS.items() if find_spec(module) is None
+    ]
     return {
         "reluformer": __version__,
         "python": platform.python_version(),
@@ -103,5 +114,123 @@ def examine() -> dict[str, Any]:
     }
 
 
-def _has(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
+def bench(
+    length: Annotated[
+        list[int], typer.Option(min=1, help="Number of tokens that read each other; repeatable. Default: 512 and 2048.")
+    ] = [],  # noqa: B006
+    rule: Annotated[list[str], typer.Option(help="A rule; repeatable. Default: all.", show_default=False)] = [],  # noqa: B006
+    causal: Annotated[bool, typer.Option("--causal", help="Let each token read only its own past.")] = False,
+    batch: Annotated[int, typer.Option(min=1)] = 1,
+    heads: Annotated[int, typer.Option(min=1)] = 8,
+    width: Annotated[int, typer.Option(min=1, help="Width of one head.")] = 64,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of PyTorch. Default: its choice.", show_default=False)
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Repetitions of each rule.")] = 9,
+    plugin: Plugins = [],  # noqa: B006
+    as_json: AsJson = False,
+) -> None:
+    """Time a read of every rule beside fused softmax, forward and with its backward pass.
+
+    The rules take turns, so compare figures of one call only. benchmarks/ in the
+    repository times whole models beside those of other libraries.
+
+    Example: reluformer bench --length 1024 --causal --rule relu --rule relu_exp
+    """
+    import torch
+
+    from reluformer import rules
+    from reluformer.timing import circumstances
+
+    names = list(dict.fromkeys([BASE, *(rule or rules.names())]))
+    for name in names:
+        rules.get(name)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    console = Console(stderr=as_json)
+    rows = []
+    for tokens in length or (512, 2048):
+        with console.status(f"reading {tokens} tokens"):
+            rows += _rows(names, (batch, heads, tokens, width), causal, repeats)
+    if as_json:
+        typer.echo(json.dumps({"bench": rows, **circumstances()}, indent=2))
+        return
+    console.print(
+        _bench_table(rows, f"{batch} × {heads} heads of width {width}, {'causal' if causal else 'all slots'}")
+    )
+
+
+def _rows(names: list[str], shape: tuple[int, int, int, int], causal: bool, repeats: int) -> list[dict[str, Any]]:
+    from reluformer.timing import interleaved
+
+    times = {kind: interleaved({name: _call(name, shape, causal, kind) for name in names}, repeats) for kind in PASSES}
+    return [
+        {
+            "length": shape[2],
+            "rule": name,
+            **{
+                kind: {"impl": _implementation(name, shape, causal, kind), **_figures(found, name)}
+                for kind, found in times.items()
+            },
+        }
+        for name in names
+    ]
+
+
+def _figures(times: Mapping[str, Timing], name: str) -> dict[str, float]:
+    own, base = times[name], times[BASE]
+    return {
+        "milliseconds": round(own.median * 1e3, 3),
+        "spread": round(own.spread, 3),
+        "times_as_fast": round(base.median / own.median, 2),
+    }
+
+
+def _tensors(shape: tuple[int, int, int, int]) -> tuple[Tensor, ...]:
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(shape, generator=generator) for _ in range(3))
+
+
+def _call(rule: str, shape: tuple[int, int, int, int], causal: bool, kind: str) -> Callable[[], object]:
+    import torch
+
+    from reluformer.memory import read
+
+    q, k, v = (tensor.requires_grad_(kind != "forward") for tensor in _tensors(shape))
+    probe = torch.ones(shape)
+
+    def forward() -> object:
+        return read(q, k, v, rule=rule, causal=causal)
+
+    def both() -> object:
+        return torch.autograd.grad(read(q, k, v, rule=rule, causal=causal), (q, k, v), probe)
+
+    return forward if kind == "forward" else both
+
+
+def _implementation(rule: str, shape: tuple[int, int, int, int], causal: bool, kind: str) -> str:
+    from reluformer import kernels, rules
+
+    q, k, v = (tensor.requires_grad_(kind != "forward") for tensor in _tensors(shape))
+    visibility = kernels.Visibility(shape[2], shape[2], q.device, causal)
+    return kernels.fastest(q, k, v, rules.get(rule), visibility, None, False)
+
+
+def _bench_table(rows: list[dict[str, Any]], shape: str) -> Table:
+    caption = "Milliseconds; × is how many times as fast as softmax."
+    title = f"One read, {shape}"
+    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=box.SIMPLE_HEAD)
+    for column in ("tokens", "rule", "forward", "×", "and back", "×", "done by"):
+        table.add_column(column, justify="left" if column in ("rule", "done by") else "right", no_wrap=True)
+    for before, row in zip([None, *rows], rows, strict=False):
+        if before is not None and before["length"] != row["length"]:
+            table.add_section()
+        done_by = ", ".join(dict.fromkeys(row[kind]["impl"] for kind in PASSES))
+        table.add_row(str(row["length"]), row["rule"], *(c for kind in PASSES for c in _cells(row[kind])), done_by)
+    return table
+
+
+def _cells(figures: dict[str, Any]) -> tuple[str, str]:
+    return f"{figures['milliseconds']:,.2f}", f"{figures['times_as_fast']:.2f}"

@@ -1,9 +1,10 @@
-"""`reluformer evaluate`: a run's own test split, translated and scored."""
+"""`reluformer evaluate` and `reluformer score`: scores the translations of a run, or of files."""
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -19,20 +20,19 @@ from rich.table import Table
 from reluformer import __version__
 from reluformer.cli import models
 from reluformer.cli.options import AsJson, Beam, Device, LengthPenalty, Plugins, Run, Settings, decoding_changes
-from reluformer.cli.progress import sentence_bar
-from reluformer.cli.score import compare_systems, print_comparisons
+from reluformer.cli.text_files import sentence_bar
 from reluformer.errors import ArgumentError, DataError
 from reluformer.translation.runs import meant_by
 
 if TYPE_CHECKING:
     from reluformer.translation.document import Document
     from reluformer.translation.embedded import DiscourseScores
-    from reluformer.translation.scoring import Scores
+    from reluformer.translation.scoring import Documents, Scores
     from reluformer.translation.significance import Comparison
 
 
 class EvaluatedSplit(StrEnum):
-    """What a model may be judged by."""
+    """The splits that a model may be scored on."""
 
     valid = "valid"
     test = "test"
@@ -40,12 +40,17 @@ class EvaluatedSplit(StrEnum):
 
 def evaluate(
     run: Run,
-    split: Annotated[EvaluatedSplit, typer.Option(help="Which split of the run's recipe.")] = EvaluatedSplit.test,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first documents.", show_default=False)] = None,
-    against: Annotated[
-        Path | None, typer.Option(metavar="OTHER_RUN", help="A baseline, on the same documents: paired bootstrap.")
+    split: Annotated[EvaluatedSplit, typer.Option(help="Split of the run's recipe.")] = EvaluatedSplit.test,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Score only the first documents.", show_default=False)
     ] = None,
-    sentence_level: Annotated[bool, typer.Option("--sentence-level", help="Read each sentence alone.")] = False,
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="OTHER_RUN", help="Baseline, compared on the same documents by a paired bootstrap."),
+    ] = None,
+    sentence_level: Annotated[
+        bool, typer.Option("--sentence-level", help="Translate each sentence without its context.")
+    ] = False,
     beam: Beam = None,
     length_penalty: LengthPenalty = None,
     settings: Settings = [],  # noqa: B006
@@ -55,9 +60,9 @@ def evaluate(
 ) -> None:
     """Translate a split of the run's corpus and score it: BLEU, d-BLEU, chrF, by length.
 
-    For the embedded corpus also how many pronouns and terms are right, which
-    takes reading across sentences. Writes RUN/evaluation/SPLIT.json and the
-    translations, SPLIT.jsonl; with --limit or --sentence-level the names say so.
+    For the embedded corpus it also counts the right pronouns and terms, which
+    depend on earlier sentences. It writes the scores to RUN/evaluation/SPLIT.json
+    and the translations to SPLIT.jsonl; --limit and --sentence-level add to the names.
 
     Example: reluformer evaluate runs/demo/reluformer --against runs/demo/transformer
     """
@@ -71,12 +76,12 @@ def evaluate(
     if sentence_level:
         changes["window_tokens"] = "sentence"
     systems = [
-        _examine(path, documents, embedded, device, changes, escape(path.resolve().name))
+        _evaluate_run(path, documents, embedded, device, changes, escape(path.resolve().name))
         for path in (run, against)
         if path is not None
     ]
     references = [document.tgt or () for document in documents]
-    comparisons = compare_systems([(str(system.run), system.hypotheses) for system in systems], references)
+    comparisons = _compare_systems([(str(system.run), system.hypotheses) for system in systems], references)
     content = {
         "reluformer": __version__,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -88,16 +93,16 @@ def evaluate(
         "comparisons": [comparison.to_dict() for comparison in comparisons],
     }
     name = f"{split}{'-sentences' if sentence_level else ''}{f'-first-{limit}' if limit else ''}"
-    place = _keep(run / "evaluation", name, content, documents, systems[0].hypotheses)
+    place = _write_evaluation(run / "evaluation", name, content, documents, systems[0].hypotheses)
     if as_json:
         typer.echo(json.dumps(content, indent=2))
     else:
-        _show(systems, comparisons, len(documents), place)
+        _print_evaluation(systems, comparisons, len(documents), place)
 
 
 @dataclass(frozen=True)
-class Examined:
-    """A run's translations of the split and what they are worth."""
+class EvaluatedRun:
+    """The translations of a split by one run, and their scores."""
 
     run: Path
     hypotheses: list[list[str]]
@@ -107,7 +112,7 @@ class Examined:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Return plain data for JSON."""
         return {
             "run": str(self.run),
             "decoding": self.decoding,
@@ -118,7 +123,7 @@ class Examined:
 
 
 def _documents(run: Path, split: EvaluatedSplit, limit: int | None) -> tuple[list[Document], bool]:
-    """The split as the recipe names it, and whether it is generated."""
+    """Return the documents of a split, and whether they come from the embedded corpus."""
     from reluformer.translation.readers import read_documents
 
     data = models.read_recipe(run).data
@@ -135,9 +140,10 @@ def _documents(run: Path, split: EvaluatedSplit, limit: int | None) -> tuple[lis
     return documents, source.embedded is not None
 
 
-def _examine(
+def _evaluate_run(
     run: Path, documents: list[Document], embedded: bool, device: str, changes: dict[str, Any], what: str
-) -> Examined:
+) -> EvaluatedRun:
+    """Translate the documents with one run and score the translations."""
     from reluformer.translation import scoring
     from reluformer.translation.embedded import document_from_id, score_discourse
 
@@ -150,13 +156,13 @@ def _examine(
     discourse = None
     if embedded:
         discourse = score_discourse([document_from_id(document.id) for document in documents], hypotheses)
-    return Examined(run, hypotheses, scores, discourse, translator.config.model_dump(mode="json"), seconds)
+    return EvaluatedRun(run, hypotheses, scores, discourse, translator.config.model_dump(mode="json"), seconds)
 
 
-def _keep(
+def _write_evaluation(
     directory: Path, name: str, content: dict[str, Any], documents: list[Document], hypotheses: list[list[str]]
 ) -> Path:
-    """Write the translations, then the figures; where the figures are."""
+    """Write the translations, then the scores, and return the path of the scores."""
     from reluformer.files import write_text
 
     lines = [
@@ -168,7 +174,8 @@ def _keep(
     return directory / f"{name}.json"
 
 
-def _show(systems: list[Examined], comparisons: list[Comparison], documents: int, place: Path) -> None:
+def _print_evaluation(systems: list[EvaluatedRun], comparisons: list[Comparison], documents: int, place: Path) -> None:
+    """Print the scores of each run, the comparisons, and where they were written."""
     console = Console()
     for system in systems:
         speed = system.scores.sentences / max(system.seconds, 1e-9)
@@ -176,12 +183,12 @@ def _show(systems: list[Examined], comparisons: list[Comparison], documents: int
         console.print(system.scores.table())
     if any(system.discourse is not None for system in systems):
         console.print(_discourse_table(systems))
-    print_comparisons(console, comparisons, documents)
+    _print_comparisons(console, comparisons, documents)
     console.print(f"Wrote {place} and {place.with_suffix('.jsonl').name} beside it.", highlight=False, markup=False)
 
 
-def _discourse_table(systems: list[Examined]) -> Table:
-    """Shares that are right, a column a run."""
+def _discourse_table(systems: list[EvaluatedRun]) -> Table:
+    """Show the shares of right pronouns and terms, with one column for each run."""
     table = Table(title="what crosses sentences, right", title_justify="left")
     table.add_column("")
     table.add_column("cases", justify="right")
@@ -196,6 +203,85 @@ def _discourse_table(systems: list[Examined]) -> Table:
 
 
 def _tallies(discourse: DiscourseScores) -> dict[str, dict[str, Any]]:
+    """Return counts and accuracies by the label that the table shows."""
     by_distance = {f"  antecedent {distance} back": tally for distance, tally in discourse.pronoun_by_distance.items()}
     tallies = {"pronouns": discourse.pronoun, **by_distance, "terms": discourse.term}
     return {label: tally.to_dict() for label, tally in tallies.items()}
+
+
+def score(
+    hypotheses: Annotated[
+        Path, typer.Argument(metavar="HYPOTHESES", help='Text or JSONL with "hyp" or "tgt".', show_default=False)
+    ],
+    references: Annotated[
+        Path, typer.Argument(metavar="REFERENCES", help='Text or JSONL with "tgt".', show_default=False)
+    ],
+    against: Annotated[
+        Path | None, typer.Option(metavar="OTHER", help="Hypotheses of a baseline, compared by a paired bootstrap.")
+    ] = None,
+    plugin: Plugins = [],  # noqa: B006
+    as_json: AsJson = False,
+) -> None:
+    """Score translations with sacreBLEU, overall and by document length, with signatures.
+
+    Text has one sentence a line and blank lines between documents; without
+    blank lines each sentence is a document. JSONL has one document a line.
+
+    Example: reluformer score hypotheses.jsonl references.jsonl --against baseline.jsonl
+    """
+    from reluformer.translation import scoring
+
+    truth = scoring.read_references(references)
+    paths = [path for path in (hypotheses, against) if path is not None]
+    systems = [(str(path), scoring.read_hypotheses(path, like=truth)) for path in paths]
+    scores = []
+    for name, documents in systems:
+        try:
+            scores.append((name, scoring.score(documents, truth)))
+        except DataError as error:
+            raise DataError(f"{name}, compared with {references}: {error}") from None
+    comparisons = _compare_systems(systems, truth)
+    if as_json:
+        typer.echo(json.dumps(_scores_as_json(references, scores, comparisons), indent=2))
+        return
+    console = Console()
+    for name, figures in scores:
+        console.print(name, style="bold", highlight=False, markup=False)
+        console.print(figures.table())
+    _print_comparisons(console, comparisons, len(truth))
+
+
+def _compare_systems(systems: Sequence[tuple[str, Documents]], references: Documents) -> list[Comparison]:
+    """Compare the first system with the second, if there is one.
+
+    Sentences are always resampled, and documents if there are several.
+    """
+    from reluformer.translation.scoring import MetricName
+    from reluformer.translation.significance import compare
+
+    if len(systems) < 2:
+        return []
+    (system, ours), (baseline, theirs) = systems
+    metrics: list[MetricName] = ["bleu", "d_bleu"] if len(references) > 1 else ["bleu"]
+    return [compare(theirs, ours, references, metric=metric, names=(baseline, system)) for metric in metrics]
+
+
+def _print_comparisons(console: Console, comparisons: list[Comparison], documents: int) -> None:
+    """Print a table for each comparison, and say what could not be compared."""
+    for comparison in comparisons:
+        console.print(comparison.table())
+    if comparisons and documents < 2:
+        console.print("d-BLEU is not compared: a single document cannot be resampled.")
+
+
+def _scores_as_json(
+    references: Path, scores: list[tuple[str, Scores]], comparisons: list[Comparison]
+) -> dict[str, Any]:
+    (hypotheses, ours), *rest = scores
+    return {
+        "hypotheses": hypotheses,
+        "references": str(references),
+        "scores": ours.to_dict(),
+        "against": [{"hypotheses": name, "scores": theirs.to_dict()} for name, theirs in rest],
+        "comparisons": [comparison.to_dict() for comparison in comparisons],
+    }

@@ -1,4 +1,4 @@
-"""`reluformer export`: a run in the form of another library, and back."""
+"""`reluformer export`: writes a run for transformers or for ONNX, and turns an export back into a run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from reluformer.errors import ArgumentError
 from reluformer.translation.runs import meant_by
 
 
-class Form(StrEnum):
-    """What a model can become."""
+class ExportTarget(StrEnum):
+    """The forms in which a model can be written."""
 
     hf = "hf"
     onnx = "onnx"
@@ -26,25 +26,28 @@ class Form(StrEnum):
 
 def export(
     source: Annotated[Path, typer.Argument(metavar="RUN", help="A run; with --to run, an export.", show_default=False)],
-    to: Annotated[Form, typer.Option("--to", help="hf: transformers; onnx; run: from hf back.", show_default=False)],
+    to: Annotated[
+        ExportTarget, typer.Option("--to", help="hf: transformers; onnx; run: from hf back.", show_default=False)
+    ],
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Where to; default: RUN/hf, RUN/onnx, ...")
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Directory to write to. Default: RUN/hf, RUN/onnx or RUN/run."),
     ] = None,
     quantize: Annotated[
-        str | None, typer.Option("--quantize", metavar="int8", help="With --to onnx: smaller weights.")
+        str | None, typer.Option("--quantize", metavar="int8", help="With --to onnx: quantise the weights.")
     ] = None,
-    opset: Annotated[int | None, typer.Option("--opset", min=1, help="With --to onnx: its opset.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an export that is there already.")] = False,
+    opset: Annotated[int | None, typer.Option("--opset", min=1, help="With --to onnx: the opset version.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an export that exists.")] = False,
     plugin: Plugins = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
-    """Write a run's model for transformers or for ONNX runtimes, or turn such an export back into a run.
+    """Write the model of a run for transformers or ONNX, or turn an export to transformers back into a run.
 
-    The numbers of `--to hf` and `--to run` are the run's own, bit for bit.
+    `--to hf` and `--to run` keep the weights bit for bit.
 
     Example: reluformer export runs/demo/reluformer --to hf --out exported
     """
-    if to is not Form.onnx and (quantize is not None or opset is not None):
+    if to is not ExportTarget.onnx and (quantize is not None or opset is not None):
         raise ArgumentError(f"--quantize and --opset are for --to onnx, not --to {to}; leave them out")
     source = meant_by(source)
     target = source / to if out is None else out
@@ -81,18 +84,18 @@ def _to_onnx(run: Path, out: Path, quantize: str | None, opset: int | None, forc
     return result
 
 
-_WRITERS: dict[Form, Callable[[Path, Path, str | None, int | None, bool], dict[str, Any]]] = {
-    Form.hf: _to_hf,
-    Form.onnx: _to_onnx,
-    Form.run: _to_run,
+_WRITERS: dict[ExportTarget, Callable[[Path, Path, str | None, int | None, bool], dict[str, Any]]] = {
+    ExportTarget.hf: _to_hf,
+    ExportTarget.onnx: _to_onnx,
+    ExportTarget.run: _to_run,
 }
 _NEXT = {
-    Form.hf: (
+    ExportTarget.hf: (
         "load it with: from reluformer import hub; hub.register(); AutoModelForSeq2SeqLM.from_pretrained('{out}')"
     ),
-    Form.onnx: (
+    ExportTarget.onnx: (
         "translate with: reluformer translate {out} document.txt; what it changes in BLEU and speed: "
         "reluformer evaluate {run} --against {out}"
     ),
-    Form.run: "translate with: reluformer translate {out} document.txt",
+    ExportTarget.run: "translate with: reluformer translate {out} document.txt",
 }

@@ -32,7 +32,7 @@ def check_model(run: Path) -> None:
     from reluformer.training.run import RunDirectory
 
     status = RunDirectory(run).status.get("status", "not started")
-    raise StorageError(f"{run}: the run is {status} and has no model yet; `reluformer train` goes on with it")
+    raise StorageError(f"{run}: the run is {status} and has no model yet; `reluformer train` resumes it")
 
 
 def check_inspectable(run: Path) -> None:

@@ -1,4 +1,4 @@
-"""Options that several verbs share."""
+"""Options that several verbs share, and what their values mean."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _load_plugins(paths: list[Path]) -> list[Path]:
 
 
 def decoding_changes(settings: list[str], **options: int | float | str | None) -> dict[str, int | float | str]:
-    """Keys of `DecodingConfig` from `--set key=value` and from options of their own that were given."""
+    """Return the changes to `DecodingConfig` that `--set key=value` and the other options ask for."""
     changes: dict[str, int | float | str] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -28,6 +28,11 @@ def decoding_changes(settings: list[str], **options: int | float | str | None) -
             raise ConfigError(f"--set {setting}: write it as key=value, e.g. --set context_sentences=1")
         changes[key.strip().removeprefix("decoding.")] = value.strip()
     return {**changes, **{name: value for name, value in options.items() if value is not None}}
+
+
+def default_run(config: Path) -> Path:
+    """Return the run directory of a recipe, which is named like the recipe."""
+    return Path("runs") / config.stem
 
 
 Plugins = Annotated[
@@ -41,15 +46,15 @@ Run = Annotated[
     Path,
     typer.Argument(metavar="RUN", callback=meant_by, help="Directory of a run, e.g. runs/demo.", show_default=False),
 ]
-Beam = Annotated[int | None, typer.Option("--beam", min=1, help="Hypotheses kept; 1 is greedy.", show_default=False)]
+Beam = Annotated[int | None, typer.Option("--beam", min=1, help="Beam size; 1 is greedy search.", show_default=False)]
 LengthPenalty = Annotated[
     float | None, typer.Option("--length-penalty", min=0, help="0 prefers short translations.", show_default=False)
 ]
 Settings = Annotated[
     list[str],
-    typer.Option("--set", metavar="KEY=VALUE", help="Another key of the decoding section; repeat for more."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Change another key of the decoding section; repeatable."),
 ]
-Device = Annotated[str, typer.Option("--device", help="cpu, cuda, ...; auto takes the GPU where there is one.")]
+Device = Annotated[str, typer.Option("--device", help="cpu, cuda, ...; auto uses a GPU if there is one.")]
 SplitterName = Annotated[
     str, typer.Option("--splitter", help="Where sentences end in running text: simple, none (every line) or pysbd.")
 ]

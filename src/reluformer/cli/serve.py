@@ -1,4 +1,4 @@
-"""`reluformer serve`: translation over HTTP, with the API of LibreTranslate and a page."""
+"""`reluformer serve`: serves translation over HTTP, with the API of LibreTranslate and a page."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 5000,
     api_key_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help=f"File with the key that clients need; else ${KEY_VARIABLE}.")
+        Path | None,
+        typer.Option(metavar="FILE", help=f"File with the key that clients need. Default: ${KEY_VARIABLE}."),
     ] = None,
-    characters: Annotated[int, typer.Option(min=1, help="Most characters of a request.")] = 50_000,
-    max_batch: Annotated[int, typer.Option(min=1, help="Most texts decoded together; 1: one by one.")] = 64,
-    waiting: Annotated[int, typer.Option(min=1, help="Most requests that wait; more get status 429.")] = 256,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds until a request is given up.")] = 120.0,
+    characters: Annotated[int, typer.Option(min=1, help="Largest number of characters in a request.")] = 50_000,
+    max_batch: Annotated[int, typer.Option(min=1, help="Largest number of texts decoded together.")] = 64,
+    waiting: Annotated[int, typer.Option(min=1, help="Largest number of waiting requests; more get status 429.")] = 256,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds after which a request fails.")] = 120.0,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads of arithmetic; else one for each core.", show_default=False)
+        int | None, typer.Option(min=1, help="Threads of PyTorch. Default: one for each core.", show_default=False)
     ] = None,
-    log_level: Annotated[str, typer.Option(help="info, or warning to log no requests.")] = "info",
+    log_level: Annotated[str, typer.Option(help="info logs every request, warning none.")] = "info",
     beam: Beam = None,
     length_penalty: LengthPenalty = None,
     settings: Settings = [],  # noqa: B006
@@ -45,20 +46,20 @@ def serve(
 ) -> None:
     """Serve a run, or two to compare, over HTTP: the API of LibreTranslate, and a page at /.
 
-    Requests of all clients are translated together. SIGTERM or Ctrl-C ends
-    the server after finishing the requests it has accepted. The log, on
-    standard error, is one JSON object a line and holds no text of users.
+    Requests of all clients are translated together. On SIGTERM or Ctrl-C the
+    server finishes the requests that it has accepted. The log goes to standard
+    error, has one JSON object per line, and holds no text of users.
 
     Example: reluformer serve runs/demo/reluformer --port 5000
     """
-    _check_parts()
+    _check_packages()
     runs = [meant_by(run) for run in runs]
     if len({run.resolve() for run in runs}) < len(runs):
         raise ArgumentError("a run is named twice; name each one once")
     if log_level not in ("info", "warning"):
         raise ArgumentError(f"--log-level {log_level}: choose info or warning")
     if not math.isfinite(timeout):
-        raise ArgumentError(f"--timeout {timeout}: every request ends some day; give a number of seconds")
+        raise ArgumentError(f"--timeout {timeout}: a request must end; give a number of seconds")
     for run in runs:
         models.check_inspectable(run)
     key = _key(api_key_file)
@@ -78,7 +79,7 @@ def serve(
         for run, name in zip(runs, unique_names(runs), strict=True)
     ]
     if key is None and not host.startswith(_LOOPBACK):
-        typer.echo(f"warning: everybody who reaches {host} may translate here; set {KEY_VARIABLE}", err=True)
+        typer.echo(f"warning: everybody who reaches {host} can translate here; set {KEY_VARIABLE}", err=True)
 
     def ready(address: str) -> None:
         names = " and ".join(model.name for model in served)
@@ -87,14 +88,15 @@ def serve(
     serve_models(ModelRegistry(served), host=host, port=port, limits=limits, key=key, log_level=log_level, ready=ready)
 
 
-def _check_parts() -> None:
+def _check_packages() -> None:
+    """Raise an error that names the packages of the extra `serve` that are missing."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise ReluformerError(f"serving needs {', '.join(missing)}; pip install 'reluformer[serve]'")
 
 
 def _key(file: Path | None) -> str | None:
-    """The clients' key from a file or the environment; it is never shown."""
+    """Return the clients' key from a file or the environment. It is never printed."""
     if file is None:
         key = os.environ.get(KEY_VARIABLE)
         if key is not None and not key.strip():

@@ -1,4 +1,4 @@
-"""`reluformer study`: every claim of the paper as an experiment that anyone can rerun."""
+"""`reluformer study`: runs the claims of the paper as experiments and reports a verdict on each."""
 
 from __future__ import annotations
 
@@ -23,16 +23,14 @@ if TYPE_CHECKING:
 
 
 def study(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Experiments; all of them unless named.")
-    ] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Experiments. Default: all.")] = None,
     scale: Annotated[str, typer.Option(help="quick (minutes), small (days on two cores) or paper (GPUs).")] = "quick",
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Seeds; 1 for quick, otherwise 3.", show_default=False)
+        int | None, typer.Option(min=1, help="Seeds. Default: 1 for quick, otherwise 3.", show_default=False)
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; they share the cores.")] = 2,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time; they share the cores.")] = 2,
     shard: Annotated[
-        str, typer.Option(metavar="i/n", help="Only the i-th of n parts, in a folder that all share.")
+        str, typer.Option(metavar="i/n", help="Run only the i-th of n shards, in a folder that all share.")
     ] = "1/1",
     out: Annotated[
         Path | None, typer.Option(help="Folder of the study. Default: runs/study/SCALE.", show_default=False)
@@ -40,31 +38,31 @@ def study(
     data: Annotated[
         Path | None, typer.Option(help="Folder that holds multi30k/, europarl7-doc/, ...", show_default=False)
     ] = None,
-    part: Annotated[
-        list[str], typer.Option(help="Only these parts of the experiments, a sweep or not; repeat for more.")
-    ] = [],  # noqa: B006
-    sweeps: Annotated[bool, typer.Option("--sweeps", help="Also the sweeps on which no verdict rests.")] = False,
+    part: Annotated[list[str], typer.Option(help="Run only this part of the experiments; repeatable.")] = [],  # noqa: B006
+    sweeps: Annotated[bool, typer.Option("--sweeps", help="Also run the sweeps on which no verdict rests.")] = False,
     rule: Annotated[
-        list[str], typer.Option(help="Also run this rule in the parts that need no recipe; repeat for more.")
+        list[str], typer.Option(help="Also run this rule in the parts that need no recipe; repeatable.")
     ] = [],  # noqa: B006
     listing: Annotated[bool, typer.Option("--list", help="Show the experiments and stop.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show runs, tokens and hours, and stop.")] = False,
-    report_only: Annotated[bool, typer.Option("--report-only", help="Draw the report from what is there.")] = False,
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="Write the report from the results that exist.")
+    ] = False,
     publish: Annotated[
         Path | None,
         typer.Option(help="Also copy report and results here, without texts, for a repository.", show_default=False),
     ] = None,
     paper_map: Annotated[
         Path | None,
-        typer.Option(help="Also enter the verdicts into the table of claims in this file.", show_default=False),
+        typer.Option(help="Also write the verdicts into the table of claims in this file.", show_default=False),
     ] = None,
     plugin: Plugins = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
     """Run the paper's claims as experiments, and write report.html with a verdict on each.
 
-    Stop it at any time: the same command goes on, and nothing is done twice.
-    Point several machines at one folder to share the work.
+    Stop it at any time: the same command resumes it, and no run is repeated.
+    Several machines can share the work through one folder.
 
     Example: reluformer study ffn variance --scale small --data data --jobs 2
     """
@@ -161,7 +159,7 @@ def _dry_run(plan: Plan, folder: StudyFolder, shard: str, jobs: int, as_json: bo
 def _run(
     plan: Plan, folder: StudyFolder, jobs: int, shard: str, data: Path | None, plugins: list[Path], console: Console
 ) -> int:
-    """Do what is left; how many runs failed."""
+    """Run what is not done yet, and return the number of failed runs."""
     from reluformer.study.corpora import data_config
     from reluformer.study.runner import Options, Runner, parse_shard
 
@@ -172,32 +170,33 @@ def _run(
         if run.kind == "training":
             data_config(run.content, options.data)
     began = time.monotonic()
-    shown = _Shown(plan, folder, console, jobs)
+    display = StudyDisplay(plan, folder, console, jobs)
     if console.is_terminal:
         with Live(console=console, refresh_per_second=2) as live:
-            outlook = runner.run(lambda outlook: live.update(shown.table(outlook)))
+            outlook = runner.run(lambda outlook: live.update(display.table(outlook)))
     else:
-        outlook = runner.run(shown.lines)
+        outlook = runner.run(display.print_changes)
     for address, why in outlook.failures.items():
         console.print(Text(f"failed: {plan.titles[address]}: {why}", style="red"))
     if outlook.interrupted:
-        console.print("Stopped, everything is saved; the same command goes on from here.")
+        console.print("Stopped; everything is saved. The same command resumes the study.")
         raise typer.Exit(130)
     minutes = (time.monotonic() - began) / 60
     console.print(f"{outlook.count('done')} of {len(runner.addresses)} runs are done; {minutes:.1f} minutes this time.")
     return len(outlook.failures)
 
 
-class _Shown:
-    """What runs, what is done, and how long it may take."""
+class StudyDisplay:
+    """Shows which runs are active, how many are done, and how long the rest may take."""
 
     def __init__(self, plan: Plan, folder: StudyFolder, console: Console, jobs: int) -> None:
         self._plan, self._folder, self._console, self._jobs = plan, folder, console, jobs
         self._told: dict[str, str] = {}
         self._first: dict[str, tuple[float, float]] = {}
-        """When a run was first seen here, and the share that it had from before."""
+        """For each run, when it was first seen here and the share that was done by then."""
 
     def table(self, outlook: Outlook) -> Group:
+        """Return a table of the active runs, for a terminal."""
         from reluformer.training.progress import duration
 
         table = Table(title="The study", title_justify="left", min_width=90)
@@ -215,44 +214,44 @@ class _Shown:
             for s in ("done", "waiting", "elsewhere", "failed", "left out")
             if outlook.count(s)
         )
-        left = self._left(outlook)
+        left = self.seconds_left(outlook)
         return Group(table, Text(counts + (f"; about {duration(left)} left" if left is not None else "")))
 
-    def lines(self, outlook: Outlook) -> None:
-        """A line whenever a run begins or ends."""
+    def print_changes(self, outlook: Outlook) -> None:
+        """Print a line whenever a run begins or ends, for a file."""
         for address, state in outlook.states.items():
             if self._told.get(address, "waiting") != state and not (address not in self._told and state == "done"):
                 self._console.print(f"{state}: {self._plan.titles[address]}", highlight=False)
             self._told[address] = state
 
-    def _left(self, outlook: Outlook) -> float | None:
-        """Seconds, by the pace of the runs of the same kind; None before there is one."""
+    def seconds_left(self, outlook: Outlook) -> float | None:
+        """Estimate the seconds left from the pace of runs of the same kind, or return None before there is any."""
         from reluformer.study.folder import seconds_of
 
         pace: dict[str, list[float]] = {}
         for address, state in outlook.states.items():
             result = self._folder.result(address) if state == "done" else None
             if result is not None:
-                pace.setdefault(_class(self._plan, address), []).append(seconds_of(result))
+                pace.setdefault(_pace_class(self._plan, address), []).append(seconds_of(result))
             elif state == "running":
                 now, share = time.monotonic(), float(self._folder.progress(address).get("share", 0))
                 began, had = self._first.setdefault(address, (now, share))
                 if share - had > 0.05:
-                    pace.setdefault(_class(self._plan, address), []).append((now - began) / (share - had))
+                    pace.setdefault(_pace_class(self._plan, address), []).append((now - began) / (share - had))
         if not pace:
             return None
         overall = [seconds for found in pace.values() for seconds in found]
         total = 0.0
         for address, state in outlook.states.items():
             if state in ("waiting", "running", "elsewhere"):
-                found = pace.get(_class(self._plan, address), overall)
+                found = pace.get(_pace_class(self._plan, address), overall)
                 share = self._folder.progress(address).get("share", 0) if state == "running" else 0.0
                 total += (1 - share) * sum(found) / len(found)
         return total / self._jobs
 
 
-def _class(plan: Plan, address: str) -> str:
-    """Runs of which one tells how long another takes."""
+def _pace_class(plan: Plan, address: str) -> str:
+    """Return a key that is equal for runs that take about the same time."""
     content = plan.runs[address].content
     training = content.get("training", {})
     return json.dumps([content["kind"], content.get("dataset"), training.get("updates"), training.get("slots")])

@@ -1,17 +1,18 @@
-"""`reluformer translate`: text in, text out, files and folders likewise."""
+"""`reluformer translate`: translates text from standard input, files and folders, and scores given translations."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reluformer.cli import forced, models, texts
+from reluformer.cli import models
 from reluformer.cli.options import (
     AsJson,
     Beam,
@@ -23,40 +24,47 @@ from reluformer.cli.options import (
     SplitterName,
     decoding_changes,
 )
-from reluformer.cli.progress import sentence_bar
-from reluformer.cli.texts import Errand
-from reluformer.errors import ArgumentError
+from reluformer.cli.text_files import FormatChoice, TextFile, find_texts, sentence_bar, write
+from reluformer.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
     from reluformer.translation.document import Document
     from reluformer.translation.documents import Translation
     from reluformer.translation.formats import Skeleton
-    from reluformer.translation.translator import Translator
+    from reluformer.translation.translator import TargetScore, Translator
+
 
 FORMATS = "plain, markdown, html, aligned (one sentence a line), jsonl, tsv, tmx, xliff or po"
-"""The names of `data.formats`, which `--help` is too quick to import."""
-TOGETHER = 256
-"""Small files are translated together until they have so many sentences, then written."""
+"""The names of `translation.formats`, which is not imported here because `--help` must be quick."""
+SENTENCES_TOGETHER = 256
+"""Small files are translated together until they have this many sentences."""
+
+Pair = tuple["Document", tuple[str, ...]]
+"""A document and its given translation, sentence by sentence."""
 
 
 def translate(
     run: Run,
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="FILE", help="Files or folders; none: standard input.")
+        list[Path] | None, typer.Argument(metavar="FILE", help="Files or folders. Default: standard input.")
     ] = None,
-    to: Annotated[str | None, typer.Option(metavar="PLACE", help="Folder, or file for a single text.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite what exists.")] = False,
-    format: Annotated[str | None, typer.Option(metavar="NAME", help=f"{FORMATS}; else by the names of files.")] = None,
+    to: Annotated[
+        str | None, typer.Option(metavar="PLACE", help="Folder, or file for a single text. Default: standard output.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
+    format: Annotated[
+        str | None, typer.Option(metavar="NAME", help=f"{FORMATS}. Default: by the names of files.")
+    ] = None,
     splitter: SplitterName = "simple",
     beam: Beam = None,
     length_penalty: LengthPenalty = None,
     n_best: Annotated[
-        int | None, typer.Option(min=1, help="Print so many translations of each document with their scores.")
+        int | None, typer.Option(min=1, help="Print this many translations of each document with their scores.")
     ] = None,
     score: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Print how likely the model finds this translation.")
+        Path | None, typer.Option(metavar="FILE", help="Print the log-probabilities of the translation in this file.")
     ] = None,
-    stream: Annotated[bool, typer.Option("--stream", help="Print each sentence as soon as it is settled.")] = False,
+    stream: Annotated[bool, typer.Option("--stream", help="Print each sentence as soon as it is final.")] = False,
     settings: Settings = [],  # noqa: B006
     device: Device = "auto",
     plugin: Plugins = [],  # noqa: B006
@@ -64,53 +72,53 @@ def translate(
 ) -> None:
     """Translate text, Markdown, HTML, JSONL, TSV, TMX, XLIFF and PO.
 
-    Everything that is not a sentence is left untouched.
+    Everything that is not a sentence is kept unchanged.
 
-    --n-best prints document, rank, log-probability and translation, tab
-    separated; --score prints document, sentence number, log-probability and
-    sentence. A file is written when all of it is finished.
+    --n-best prints document, rank, log-probability and translation, separated
+    by tabs; --score prints document, sentence number, log-probability and
+    sentence. A file is written when its whole translation is finished.
 
     Example: reluformer translate runs/demo/reluformer letters/ --to briefe/
     """
-    _check_together(stream=stream, score=score, n_best=n_best, json=as_json, to=to)
+    _check_options(stream=stream, score=score, n_best=n_best, json=as_json, to=to)
     models.check_model(run)
     listing = as_json or n_best is not None or score is not None
-    found, left_out = texts.errands(files or [], to, any_name=format is not None, force=force)
+    found, skipped = find_texts(files or [], to, any_name=format is not None, force=force)
     if listing and len(found) > 1:
         raise ArgumentError("--n-best, --score and --json take one text at a time")
-    layouts = texts.Layouts(format, splitter, models.languages(run))
-    works = [Work(errand, layouts.read(errand.origin)) for errand in found]
+    formats = FormatChoice(format, splitter, models.languages(run))
+    texts = [ParsedText(file, formats.parse(file.source)) for file in found]
     changes = decoding_changes(settings, beam=beam, length_penalty=length_penalty)
     if not listing:
-        _tell_what_is_missing(works, left_out)
-    pairs = None if score is None else forced.pairs(works[0].skeleton, score, layouts, works[0].errand.name)
+        _report_skipped(texts, skipped)
+    pairs = None if score is None else _pair_documents(texts[0].skeleton, score, formats, texts[0].file.name)
     translator = models.open_translator(run, device, **changes)
     if stream:
-        _stream(translator, works[0])
+        _stream(translator, texts[0])
     elif pairs is not None:
-        texts.write(forced.report(translator, pairs, as_json), works[0].errand.destination)
+        write(_score_listing(translator, pairs, as_json), texts[0].file.destination)
     elif listing:
-        text = _listing(translator, works[0].skeleton.documents, n_best or 1, as_json)
-        texts.write(text, works[0].errand.destination)
+        listed = _n_best_listing(translator, texts[0].skeleton.documents, n_best or 1, as_json)
+        write(listed, texts[0].file.destination)
     else:
-        _translate_files(translator, works)
+        _translate_texts(translator, texts)
 
 
 @dataclass(frozen=True)
-class Work:
-    """A text that was read and waits for its translations."""
+class ParsedText:
+    """A text that was read, with its sentences taken out for translation."""
 
-    errand: Errand
+    file: TextFile
     skeleton: Skeleton
 
     @property
     def size(self) -> int:
-        """Its sentences."""
+        """The number of its sentences."""
         return sum(len(document.src) for document in self.skeleton.documents)
 
 
-def _check_together(*, stream: bool, score: Path | None, n_best: int | None, json: bool, to: str | None) -> None:
-    """Refuse options that contradict each other."""
+def _check_options(*, stream: bool, score: Path | None, n_best: int | None, json: bool, to: str | None) -> None:
+    """Raise an error for options that contradict each other."""
     others = {"--score": score is not None, "--n-best": n_best is not None, "--json": json, "--to": to is not None}
     for name, given in others.items():
         if stream and given:
@@ -119,67 +127,68 @@ def _check_together(*, stream: bool, score: Path | None, n_best: int | None, jso
         raise ArgumentError("--score judges a translation that is given, --n-best makes some; leave one out")
 
 
-def _tell_what_is_missing(works: Sequence[Work], left_out: int) -> None:
-    for work in works:
-        if not work.size:
-            typer.echo(f"{work.errand.name}: nothing to translate in it", err=True)
-    if left_out:
-        typer.echo(f"left out {left_out} files that are no text by their names; --format takes all", err=True)
+def _report_skipped(texts: Sequence[ParsedText], skipped: int) -> None:
+    """Report texts without sentences and files that were skipped on standard error."""
+    for text in texts:
+        if not text.size:
+            typer.echo(f"{text.file.name}: nothing to translate in it", err=True)
+    if skipped:
+        typer.echo(f"skipped {skipped} files whose names are not those of texts; --format takes all", err=True)
 
 
-def _translate_files(translator: Translator, works: Sequence[Work]) -> None:
-    """Each text as soon as it is finished; Ctrl-C keeps those that are."""
+def _translate_texts(translator: Translator, texts: Sequence[ParsedText]) -> None:
+    """Write each translation as soon as it is finished. Ctrl-C keeps those that are."""
     written: list[Path] = []
-    total = sum(work.size for work in works)
+    total = sum(text.size for text in texts)
     try:
         with sentence_bar("translating", total) as report:
-            for done, group in _groups(works):
-                documents = [document.src for work in group for document in work.skeleton.documents]
+            for done, group in _groups(texts):
+                documents = [document.src for text in group for document in text.skeleton.documents]
                 tell = None if report is None else lambda now, _, done=done: report(done + now, total)
                 translations = iter(translator.translate_documents(documents, tell))
-                for work in group:
-                    sentences = chain.from_iterable(next(translations) for _ in work.skeleton.documents)
-                    texts.write(work.skeleton.fill(list(sentences)), work.errand.destination)
-                    if work.errand.destination is not None:
-                        written.append(work.errand.destination)
+                for text in group:
+                    sentences = chain.from_iterable(next(translations) for _ in text.skeleton.documents)
+                    write(text.skeleton.fill(list(sentences)), text.file.destination)
+                    if text.file.destination is not None:
+                        written.append(text.file.destination)
     except KeyboardInterrupt:
         kept = "".join(f"\n  {path}" for path in written)
-        typer.echo(f"interrupted; finished {len(written)} of {len(works)} texts{kept and ':' + kept}", err=True)
+        typer.echo(f"interrupted; finished {len(written)} of {len(texts)} texts{kept and ':' + kept}", err=True)
         raise typer.Exit(1) from None
 
 
-def _groups(works: Sequence[Work]) -> Iterator[tuple[int, list[Work]]]:
-    """Works to translate together, each group with the sentences before it."""
-    group: list[Work] = []
+def _groups(texts: Sequence[ParsedText]) -> Iterator[tuple[int, list[ParsedText]]]:
+    """Yield texts to translate together, each group with the number of sentences before it."""
+    group: list[ParsedText] = []
     before = 0
-    for work in works:
-        group.append(work)
+    for text in texts:
+        group.append(text)
         size = sum(member.size for member in group)
-        if size >= TOGETHER:
+        if size >= SENTENCES_TOGETHER:
             yield before, group
             group, before = [], before + size
     if group:
         yield before, group
 
 
-def _stream(translator: Translator, work: Work) -> None:
-    """Text between sentences and sentences in turn, each as soon as nothing can change it."""
+def _stream(translator: Translator, text: ParsedText) -> None:
+    """Print each sentence as soon as nothing can change it, with the text between sentences."""
     from reluformer.translation.formats.base import Slot, TextSkeleton
 
-    if not isinstance(work.skeleton, TextSkeleton):
+    if not isinstance(text.skeleton, TextSkeleton):
         raise ArgumentError("--stream is for plain text, Markdown, aligned text and TSV; leave it out")
-    sentences = chain.from_iterable(translator.stream(document.src) for document in work.skeleton.documents)
-    for part in work.skeleton.parts:
+    sentences = chain.from_iterable(translator.stream(document.src) for document in text.skeleton.documents)
+    for part in text.skeleton.parts:
         piece = part.fill(next(sentences)) if isinstance(part, Slot) else part
         typer.echo(piece.encode("utf-8"), nl=False)
 
 
-def _listing(translator: Translator, documents: Sequence[Document], n: int, as_json: bool) -> str:
-    """The n best translations of each document with their scores, as JSON or in columns."""
+def _n_best_listing(translator: Translator, documents: Sequence[Document], n: int, as_json: bool) -> str:
+    """List the n best translations of each document with their scores, as JSON or in columns."""
     with sentence_bar("translating", sum(len(document.src) for document in documents)) as report:
         ranked = translator.translate_n_best([document.src for document in documents], n, report)
     if as_json:
-        entries = [_entry(document, found) for document, found in zip(documents, ranked, strict=True)]
+        entries = [_n_best_entry(document, found) for document, found in zip(documents, ranked, strict=True)]
         return json.dumps({"documents": entries}, indent=2, ensure_ascii=False) + "\n"
     return "".join(
         f"{document.id}\t{rank}\t{translation.score:.4f}\t{_on_one_line(translation)}\n"
@@ -188,10 +197,82 @@ def _listing(translator: Translator, documents: Sequence[Document], n: int, as_j
     )
 
 
-def _entry(document: Document, found: Sequence[Translation]) -> dict[str, Any]:
+def _n_best_entry(document: Document, found: Sequence[Translation]) -> dict[str, Any]:
     translations = [{"score": one.score, "sentences": list(one.sentences)} for one in found]
     return {"id": document.id, "src": list(document.src), "translations": translations}
 
 
 def _on_one_line(translation: Translation) -> str:
     return " ".join(" ".join(translation.sentences).split())
+
+
+def _pair_documents(source: Skeleton, target: Path, formats: FormatChoice, source_name: str) -> list[Pair]:
+    """Pair each document of the source with its given translation, and skip documents that are empty in both."""
+    if not source.sentences:
+        raise DataError(f"{source_name}: holds no sentence, so there is nothing to score")
+    targets = _given_translations(target, formats)
+    if len(targets) != len(source.documents):
+        raise DataError(
+            f"{target}: {len(targets)} documents, but {source_name} has {len(source.documents)}; "
+            "both must hold the same documents in the same order"
+        )
+    found = list(zip(source.documents, targets, strict=True))
+    for document, sentences in found:
+        if bool(document.src) != bool(sentences):
+            empty, other = (source_name, target) if sentences else (target, source_name)
+            raise DataError(
+                f"{empty}: document {document.id} is empty, but {other} has sentences for it; add or drop it"
+            )
+    return [pair for pair in found if pair[1]]
+
+
+def _given_translations(path: Path, formats: FormatChoice) -> list[tuple[str, ...]]:
+    """Read the documents of a text, or those under "hyp" or "tgt" in JSONL, without blank sentences."""
+    from reluformer.translation.formats import Jsonl, Tsv, is_jsonl
+    from reluformer.translation.formats.catalogues import Catalogue
+    from reluformer.translation.scoring import read_hypotheses
+
+    if is_jsonl(path):
+        return [tuple(sentence for sentence in document if sentence.strip()) for document in read_hypotheses(path)]
+    if formats.format is not None and isinstance(formats.format_of(path), Tsv | Catalogue):
+        formats = replace(formats, format=None)  # --format describes the source
+    layout = formats.format_of(path)
+    if isinstance(layout, Tsv | Jsonl | Catalogue):
+        raise DataError(
+            f"{path}: read as {layout.name}, whose sentences are sources; give the translations alone, as text or as "
+            '.jsonl with "tgt"'
+        )
+    return [document.src for document in formats.parse(path).documents]
+
+
+def _score_listing(translator: Translator, pairs: Sequence[Pair], as_json: bool) -> str:
+    """List log-probabilities by sentence, as JSON or in columns, and print the total to standard error."""
+    scores = translator.score([source.src for source, _ in pairs], [target for _, target in pairs])
+    tokens = sum(len(score.tokens) for score in scores)
+    total = sum(score.total for score in scores)
+    if as_json:
+        entries = [_score_entry(pair, score) for pair, score in zip(pairs, scores, strict=True)]
+        summary = {"documents": entries, "total": total, "tokens": tokens, "perplexity": _perplexity(total, tokens)}
+        return json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
+    typer.echo(f"log-probability {total:.2f} of {tokens} tokens, perplexity {_perplexity(total, tokens):.2f}", err=True)
+    return "".join(
+        f"{source.id}\t{number}\t{value:.4f}\t{' '.join(sentence.split())}\n"
+        for (source, target), score in zip(pairs, scores, strict=True)
+        for number, (value, sentence) in enumerate(zip(score.sentences, target, strict=True), 1)
+    )
+
+
+def _score_entry(pair: Pair, score: TargetScore) -> dict[str, Any]:
+    source, target = pair
+    return {
+        "id": source.id,
+        "src": list(source.src),
+        "tgt": list(target),
+        "log_probability": score.total,
+        "sentences": list(score.sentences),
+        "tokens": list(score.tokens),
+    }
+
+
+def _perplexity(total: float, tokens: int) -> float:
+    return math.exp(min(-total / tokens, 700))
