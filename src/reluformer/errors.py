@@ -35,6 +35,10 @@ class DataError(ReluformerError, ValueError):
     """A corpus or document cannot be read as it is."""
 
 
+class MissingExtraError(ReluformerError, ImportError):
+    """An optional part of the package is needed and not installed."""
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """A hint for a mistyped `name`: the closest valid one, then all of them."""
     names = sorted(valid)

@@ -1,22 +1,74 @@
-"""The public door to `reluformer.integrations.transformers`.
+"""The public names of the integration with Hugging Face transformers, and the ONNX export.
 
-from reluformer import hub
+    from reluformer import hub
 
-hub.register()
-model = AutoModel.from_pretrained(..., attn_implementation="reluformer:relu")
+    hub.register()
+    model = AutoModel.from_pretrained(..., attn_implementation="reluformer:relu")
+
+The names need the extra `[hf]`. transformers is imported when a name is first used, so
+`import reluformer.hub` alone is cheap. `relufy` needs transformers only for its models.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from reluformer.integrations import onnx as _onnx
-from reluformer.integrations import transformers as _integration
+from reluformer.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from reluformer.integrations import onnx as onnx
+    from reluformer.integrations.transformers.attention import PREFIX as PREFIX
+    from reluformer.integrations.transformers.attention import attention_function as attention_function
+    from reluformer.integrations.transformers.generation import OutlineProcessor as OutlineProcessor
+    from reluformer.integrations.transformers.generation import TranslationPipeline as TranslationPipeline
+    from reluformer.integrations.transformers.generation import search_settings as search_settings
+    from reluformer.integrations.transformers.generation import translator as translator
+    from reluformer.integrations.transformers.modeling import ReLUFormerConfig as ReLUFormerConfig
+    from reluformer.integrations.transformers.modeling import (
+        ReLUFormerForConditionalGeneration as ReLUFormerForConditionalGeneration,
+    )
+    from reluformer.integrations.transformers.registration import register as register
+    from reluformer.integrations.transformers.relufy.conversion import RelufyReport as RelufyReport
+    from reluformer.integrations.transformers.relufy.conversion import load_relufied as load_relufied
+    from reluformer.integrations.transformers.relufy.conversion import relufy as relufy
+    from reluformer.integrations.transformers.relufy.conversion import save_relufied as save_relufied
+    from reluformer.integrations.transformers.relufy.conversion import save_relufied_run as save_relufied_run
+    from reluformer.integrations.transformers.relufy.distillation import Distillation as Distillation
+    from reluformer.integrations.transformers.run_export import export_run as export_run
+    from reluformer.integrations.transformers.run_export import import_run as import_run
+    from reluformer.integrations.transformers.tokenization import ReLUFormerTokenizer as ReLUFormerTokenizer
+
+_MODULES = {
+    "attention": ("PREFIX", "attention_function"),
+    "generation": ("OutlineProcessor", "TranslationPipeline", "search_settings", "translator"),
+    "modeling": ("ReLUFormerConfig", "ReLUFormerForConditionalGeneration"),
+    "registration": ("register",),
+    "relufy.conversion": ("RelufyReport", "load_relufied", "relufy", "save_relufied", "save_relufied_run"),
+    "relufy.distillation": ("Distillation",),
+    "run_export": ("export_run", "import_run"),
+    "tokenization": ("ReLUFormerTokenizer",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = ["onnx", *_MODULE_OF]
 
 
 def __getattr__(name: str) -> Any:
-    return _onnx if name == "onnx" else getattr(_integration, name)
+    if name == "onnx":
+        return importlib.import_module("reluformer.integrations.onnx")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'reluformer.hub' has no attribute '{name}'")
+    try:
+        module = importlib.import_module(f"reluformer.integrations.transformers.{_MODULE_OF[name]}")
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise
+        raise MissingExtraError(
+            f"reluformer.hub.{name} needs transformers; install it with: pip install 'reluformer[hf]'"
+        ) from None
+    value = globals()[name] = getattr(module, name)
+    return value
 
 
 def __dir__() -> list[str]:
-    return ["onnx", *dir(_integration)]
+    return sorted({*globals(), *__all__})

@@ -279,7 +279,7 @@ def test_weights_are_returned_when_asked_for(family: Any, rule: str, tokens: Any
 
 
 def test_dropout_is_applied_and_said_once(families: Any, tokens: Any, recwarn: pytest.WarningsRecorder) -> None:
-    attention._warn_of_dropout.cache_clear()
+    attention.warn_of_dropout.cache_clear()
     results = []
     for model in both(families["llama"], "relu", attention_dropout=0.5):
         torch.manual_seed(3)

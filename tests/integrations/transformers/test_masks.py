@@ -17,7 +17,7 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from reluformer.integrations.transformers.masks import Parts, mask_function, parts_of
+from reluformer.integrations.transformers.attention import MaskParts, mask_function, parts_of
 from reluformer.kernels import Visibility
 
 PATTERNS = {
@@ -50,7 +50,7 @@ def test_the_same_slots_are_visible(pattern: str, lengths: str, padding: str | N
     made = mask_function(**options)
     if made is None:  # the causal order alone
         assert pattern != "both_ways"
-        parts = Parts(causal=True)
+        parts = MaskParts(causal=True)
     else:
         assert torch.equal(made, expected)
         parts = parts_of(made, 2, queries, slots)
@@ -67,7 +67,7 @@ def test_a_mask_is_made_where_none_may_be_left_out() -> None:
     made = mask_function(batch_size=2, q_length=4, kv_length=4, allow_is_causal_skip=False)
     assert made is not None
     assert torch.equal(made[1, 0], torch.ones(4, 4, dtype=torch.bool).tril())
-    assert parts_of(made, 2, 4, 4) == Parts(causal=True)
+    assert parts_of(made, 2, 4, 4) == MaskParts(causal=True)
 
 
 def test_a_changed_mask_loses_its_note() -> None:

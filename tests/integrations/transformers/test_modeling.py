@@ -25,11 +25,11 @@ from transformers import (
 )
 
 from reluformer.errors import ArgumentError, ConfigError, StorageError
-from reluformer.integrations.transformers import (
+from reluformer.integrations.transformers.modeling import (
     ReLUFormerConfig,
     ReLUFormerForConditionalGeneration,
-    ReLUFormerTokenizer,
 )
+from reluformer.integrations.transformers.tokenization import ReLUFormerTokenizer
 from reluformer.models.config import ModelConfig
 from reluformer.translation.recipe import TokenizerConfig
 from reluformer.translation.tokenizer import Tokenizer

@@ -13,7 +13,8 @@ pytest.importorskip("transformers", reason="needs the extra [hf]")
 from transformers import AutoTokenizer
 
 from reluformer.errors import ArgumentError, StorageError
-from reluformer.integrations.transformers import ReLUFormerConfig, ReLUFormerTokenizer
+from reluformer.integrations.transformers.modeling import ReLUFormerConfig
+from reluformer.integrations.transformers.tokenization import ReLUFormerTokenizer
 from reluformer.models.config import ModelConfig
 from reluformer.translation.recipe import TokenizerConfig
 from reluformer.translation.tokenizer import END, SEPARATOR, Tokenizer

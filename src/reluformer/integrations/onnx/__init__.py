@@ -15,6 +15,8 @@ import importlib
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from reluformer.errors import MissingExtraError
+
 if TYPE_CHECKING:
     from reluformer.integrations.onnx.export import export_run as export_run
     from reluformer.integrations.onnx.runtime import load as load
@@ -31,8 +33,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'reluformer.integrations.onnx' has no attribute '{name}'")
     module, packages = _HOME[name]
     if missing := [package for package in packages if find_spec(package) is None]:
-        from reluformer.integrations.transformers import MissingExtraError
-
         raise MissingExtraError(
             f"reluformer.integrations.onnx.{name} needs {', '.join(missing)}; install what is missing with: "
             "pip install 'reluformer[onnx]'"

@@ -1,9 +1,10 @@
-"""Generation as our own search means it: outlines, settings, and the way back to a `Translator`.
+"""`generate` with the settings of our beam search, the translation pipeline, and a `Translator`.
 
-`generate(**search_settings(config))` ranks hypotheses as `decoding.beam_search` does: both
-divide the log-probability by length^length_penalty, the end counted, the begin not; and
-`early_stopping` "never" and True are our `stop` exact and beam. What an outline forbids is forbidden by
-`OutlineProcessor`, after the softmax, so it takes no probability away in either.
+`generate(**search_settings(config))` ranks hypotheses as our beam search does. Both divide
+the log-probability by length^length_penalty; the end token counts, the begin token does
+not. `early_stopping` "never" and True correspond to our `stop` exact and beam.
+`OutlineProcessor` forbids the tokens that an outline forbids. It does so after the softmax,
+so it takes no probability away from the others.
 """
 
 from __future__ import annotations
@@ -13,20 +14,26 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor
+from transformers import LogitsProcessor, LogitsProcessorList, Pipeline
 
 from reluformer.errors import ArgumentError
 from reluformer.integrations.transformers.modeling import ReLUFormerForConditionalGeneration
 from reluformer.integrations.transformers.tokenization import ReLUFormerTokenizer, check_fingerprint
+from reluformer.translation import formats
 from reluformer.translation.beam_search import Outline, Progress
 from reluformer.translation.recipe import DecodingConfig
 from reluformer.translation.translator import Translator
 
+TASK = "translation"
+
 
 class OutlineProcessor(LogitsProcessor):
-    """One sentence out for one in, none longer than its limit: give it to `generate` as a logits_processor.
+    """A logits processor: as many sentences as the source has, none longer than its limit.
 
-    `sources` are the rows of input_ids (B, S), padding included.
+    Args:
+        sources: The input_ids (B, S), including padding.
+        config: The decoding settings; default: those of `DecodingConfig`.
+        pad_id: The id of the padding token.
     """
 
     def __init__(self, sources: Tensor, config: DecodingConfig | None = None, pad_id: int = 0) -> None:
@@ -37,11 +44,11 @@ class OutlineProcessor(LogitsProcessor):
 
     @property
     def max_new_tokens(self) -> int:
-        """The greatest length of a target."""
+        """The maximum length of a target in tokens."""
         return max(outline.most_tokens for outline in self.outlines)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """input_ids (B * beams, T) with the begin, scores (B * beams, V)."""
+        """Takes input_ids (B * beams, T) with the begin token, and scores (B * beams, V)."""
         beams, rest = divmod(input_ids.size(0), len(self.outlines))
         if rest:
             raise ArgumentError(f"{input_ids.size(0)} rows but {len(self.outlines)} sources; make one for each batch")
@@ -56,7 +63,13 @@ class OutlineProcessor(LogitsProcessor):
 
 
 def search_settings(config: DecodingConfig) -> dict[str, Any]:
-    """The arguments of `generate` that mean what `config` means."""
+    """Returns the arguments of `generate` that are equivalent to `config`.
+
+    Example:
+        >>> from reluformer.translation.recipe import DecodingConfig
+        >>> search_settings(DecodingConfig(beam=2))["num_beams"]
+        2
+    """
     return {
         "do_sample": False,
         "num_beams": config.beam,
@@ -69,18 +82,85 @@ def search_settings(config: DecodingConfig) -> dict[str, Any]:
 def translator(
     model: ReLUFormerForConditionalGeneration, tokenizer: ReLUFormerTokenizer, **decoding: Any
 ) -> Translator:
-    """Documents of any length with our own search, as `reluformer.load` gives; `decoding` as there."""
+    """Returns a `Translator`, which translates documents of any length with our own search.
+
+    Args:
+        model: A model from `from_pretrained`.
+        tokenizer: The tokenizer of this model.
+        decoding: Changes of the decoding settings, as in `reluformer.load`.
+
+    Raises:
+        StorageError: The tokenizer belongs to another model.
+    """
     check_tokenizer(model, tokenizer)
     config = model.config.to_decoding_config().replace(**decoding)
     return Translator(model.model.eval(), tokenizer.own, config)
 
 
 def check_tokenizer(model: Any, tokenizer: Any) -> None:
-    """Refuse a tokenizer of another model."""
+    """Raises an error if the tokenizer belongs to another model."""
     name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
     check_fingerprint(model.config.tokenizer_sha256, tokenizer, name)
 
 
-def texts_of(rows: Sequence[Sequence[int]], tokenizer: ReLUFormerTokenizer) -> list[str]:
-    """Generated rows as texts, a space between sentences."""
+def decode_rows(rows: Sequence[Sequence[int]], tokenizer: ReLUFormerTokenizer) -> list[str]:
+    """Decodes generated rows; sentences are joined by a space."""
     return [" ".join(tokenizer.decode_sentences(row)) for row in rows]
+
+
+class TranslationPipeline(Pipeline):
+    """The pipeline behind `pipeline("translation", ...)`, for a ReLUFormer and no other model.
+
+    transformers 5 removed its own task of that name. Each text is one document, which is
+    read in one piece; its sentences are split and translated one to one. The decoding
+    settings are those of the run. Options of `DecodingConfig` (beam, length_penalty, n_best,
+    ...) may be given to the pipeline or to a call. Use `hub.translator` for documents that
+    are longer than those of the training.
+    """
+
+    _load_processor = False
+    _load_image_processor = False
+    _load_feature_extractor = False
+    _load_tokenizer = True
+
+    def __init__(self, model: Any, *args: Any, **options: Any) -> None:
+        if not isinstance(model, ReLUFormerForConditionalGeneration):
+            raise ArgumentError(
+                f"transformers removed its task '{TASK}', and reluformer.hub brings it back for a ReLUFormer, not for "
+                f"{type(model).__name__}; call that model's generate()"
+            )
+        super().__init__(model, *args, **options)
+        check_tokenizer(self.model, self.tokenizer)
+
+    def _sanitize_parameters(self, **decoding: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        self._decoding_config(decoding)  # an error names the nearest option
+        return {}, decoding, {}
+
+    def _decoding_config(self, decoding: dict[str, Any]) -> DecodingConfig:
+        config: DecodingConfig = self.model.config.to_decoding_config()
+        return config.replace(**decoding)
+
+    def preprocess(self, text: str) -> dict[str, Any]:
+        """Tokenizes a text; a text without any sentence is passed on and returned unchanged."""
+        sentences, _ = formats.get("plain").parse(text)
+        tokens = self.tokenizer.encode_documents([sentences], return_tensors="pt")
+        return {**tokens, "unchanged": None if sentences else text}
+
+    def _forward(self, inputs: Any, **decoding: Any) -> dict[str, Any]:
+        config = self._decoding_config(decoding)
+        unchanged = inputs.pop("unchanged")
+        outline = OutlineProcessor(inputs["input_ids"], config)
+        rows = self.model.generate(
+            **inputs,
+            **search_settings(config),
+            max_new_tokens=outline.max_new_tokens,
+            logits_processor=LogitsProcessorList([outline]),
+        )
+        return {"rows": rows.unflatten(0, (inputs["input_ids"].size(0), -1)), "unchanged": unchanged}
+
+    def postprocess(self, outputs: dict[str, Any]) -> list[dict[str, str]]:
+        """Returns the n-best translations of one text, best first."""
+        texts = decode_rows(outputs["rows"][0].tolist(), self.tokenizer)
+        if outputs["unchanged"] is not None:
+            texts = [outputs["unchanged"]] * len(texts)
+        return [{"translation_text": text} for text in texts]

@@ -1,7 +1,7 @@
 """ReLUFormer as a model of transformers: `generate`, `Trainer`, `save_pretrained`, `from_pretrained`.
 
-It holds one `reluformer.ReLUFormer`; nothing of the network is written twice. The cache is
-transformers' own (`EncoderDecoderCache`), so that all its ways of generation work.
+The model holds one `reluformer.ReLUFormer`, and the configuration one `ModelConfig`. The cache
+is transformers' own (`EncoderDecoderCache`), so all its ways of generation work.
 
 Shapes: B rows, S source tokens, T target tokens, D width, V vocabulary.
 """
@@ -15,19 +15,92 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, PreTrainedModel
+from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-from reluformer.errors import ArgumentError, StorageError
-from reluformer.integrations.transformers.configuration import ReLUFormerConfig
+from reluformer.errors import ArgumentError, ConfigError, StorageError
 from reluformer.layers import SlotCache, TokenSlots
+from reluformer.models.config import ModelConfig
 from reluformer.models.encoder_decoder import DecoderState, Encoded, ReLUFormer
+from reluformer.translation.recipe import DecodingConfig
+from reluformer.translation.tokenizer import BEGIN, END, PAD
 
 IGNORED_LABEL = -100
 
 
+class ReLUFormerConfig(PreTrainedConfig):
+    """The configuration of a ReLUFormer in transformers.
+
+    `network` holds the values of a `ModelConfig`, which describes the whole network.
+
+    Example:
+        >>> from reluformer import ModelConfig
+        >>> config = ReLUFormerConfig.from_model_config(ModelConfig(vocab_size=100, width=16, heads=2))
+        >>> config.vocab_size, config.hidden_size
+        (100, 16)
+    """
+
+    model_type: ClassVar[str] = "reluformer"
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+
+    network: dict[str, Any] | None = None
+    """The same as in a run's config.json."""
+    decoding: dict[str, Any] | None = None
+    """The same as in a run's recipe, with the window that the model was trained on."""
+    tokenizer_sha256: str | None = None
+    """The fingerprint of the tokenizer that the model was trained with."""
+    source_lang: str | None = None
+    target_lang: str | None = None
+    is_encoder_decoder: bool = True
+    use_cache: bool = True
+    pad_token_id: int | None = PAD
+    bos_token_id: int | None = BEGIN
+    eos_token_id: int | list[int] | None = END
+    decoder_start_token_id: int | None = BEGIN
+    tie_word_embeddings: bool = True
+
+    def __post_init__(self, **options: Any) -> None:
+        if self.network is not None:
+            self.tie_word_embeddings = self.to_model_config().tied_embeddings
+        super().__post_init__(**options)
+
+    @classmethod
+    def from_model_config(cls, config: ModelConfig, **values: Any) -> ReLUFormerConfig:
+        """Creates the configuration of a network; `values` are further fields of this class."""
+        return cls(network=config.model_dump(mode="json"), **values)
+
+    def to_model_config(self) -> ModelConfig:
+        """Returns the `ModelConfig` of the network."""
+        if self.network is None:
+            raise ConfigError(
+                "ReLUFormerConfig has no network; make it with ReLUFormerConfig.from_model_config(ModelConfig(...))"
+            )
+        return ModelConfig.parse(self.network, where="config.json: network")
+
+    def to_decoding_config(self) -> DecodingConfig:
+        """Returns the decoding settings of the run, or the defaults."""
+        return DecodingConfig.parse(self.decoding or {}, where="config.json: decoding")
+
+    @property
+    def vocab_size(self) -> int:
+        return self.to_model_config().vocab_size
+
+    @property
+    def hidden_size(self) -> int:
+        return self.to_model_config().width
+
+    @property
+    def num_attention_heads(self) -> int:
+        return self.to_model_config().heads
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """The number of decoder layers, whose slots are cached."""
+        return self.to_model_config().decoder_layers
+
+
 class ReLUFormerForConditionalGeneration(PreTrainedModel, GenerationMixin):
-    """A source in, a target out; `model` is the network itself."""
+    """A ReLUFormer that translates a source into a target; `model` is the network itself."""
 
     config_class = ReLUFormerConfig
     base_model_prefix = "model"
@@ -48,7 +121,11 @@ class ReLUFormerForConditionalGeneration(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **options: Any) -> Any:
-        """As for every model of transformers, but a weight that is missing or does not fit is an error."""
+        """Loads a model as transformers does, but a missing or unexpected weight is an error.
+
+        Raises:
+            StorageError: Files are missing or damaged, or the weights do not fit config.json.
+        """
         wants_report = options.pop("output_loading_info", False)
         options["output_loading_info"] = True
         _check_files(pretrained_model_name_or_path)
@@ -82,7 +159,7 @@ class ReLUFormerForConditionalGeneration(PreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> Seq2SeqLMOutput | tuple[Tensor, ...]:
-        """Logits (B, T, V) for the token after each of `decoder_input_ids`, and the loss of `labels`.
+        """Computes the logits (B, T, V) after each of `decoder_input_ids`, and the loss of `labels`.
 
         Both sides are padded on the right. Labels of -100 or of the padding token do not count.
         """
@@ -110,7 +187,7 @@ class ReLUFormerForConditionalGeneration(PreTrainedModel, GenerationMixin):
         return output.to_tuple() if return_dict is False else output
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """The target that the labels continue: begin, then all of them but the last."""
+        """Returns the decoder input (B, T): the begin token, then all labels but the last."""
         begin = labels.new_full((labels.size(0), 1), self.config.decoder_start_token_id)
         before = labels[:, :-1]
         return torch.cat([begin, before.masked_fill(before == IGNORED_LABEL, self.config.pad_token_id)], 1)
@@ -130,7 +207,7 @@ class ReLUFormerForConditionalGeneration(PreTrainedModel, GenerationMixin):
         )
 
     def gradient_checkpointing_enable(self, *args: Any, **options: Any) -> None:
-        """Recompute each block in the backward pass; the arguments of transformers have no effect."""
+        """Recomputes each block in the backward pass; the arguments of transformers have no effect."""
         self._checkpoint_activations(True)
 
     def gradient_checkpointing_disable(self) -> None:
@@ -144,7 +221,7 @@ class ReLUFormerForConditionalGeneration(PreTrainedModel, GenerationMixin):
         self.model.config = self.model.config.replace(checkpoint_activations=on)
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Nothing: the layers of a ReLUFormer draw their own weights."""
+        """Does nothing: the layers of a ReLUFormer initialize their own weights."""
 
     def _encoded(self, tokens: Tensor | None, mask: Tensor | None, outputs: Any) -> Encoded:
         if outputs is not None:
@@ -156,7 +233,7 @@ class ReLUFormerForConditionalGeneration(PreTrainedModel, GenerationMixin):
         return self.model.encode(tokens, _source_mask(mask))
 
     def _decoder_state(self, encoded: Encoded, cache: EncoderDecoderCache) -> DecoderState:
-        """What `ReLUFormer.step` goes on from, kept in transformers' cache."""
+        """Returns the state that `ReLUFormer.step` continues from, stored in transformers' cache."""
         if not isinstance(cache, EncoderDecoderCache):
             raise ArgumentError(f"past_key_values is a {type(cache).__name__}; pass an EncoderDecoderCache")
         sources = []
@@ -173,7 +250,7 @@ class ReLUFormerForConditionalGeneration(PreTrainedModel, GenerationMixin):
         return state
 
     def _loss(self, logits: Tensor, labels: Tensor, count: Tensor | int | None) -> Tensor:
-        """Cross entropy, over `count` labels where several batches make one update."""
+        """Returns the cross entropy, divided by `count` if several batches make one update."""
         labels = labels.masked_fill(labels == self.config.pad_token_id, IGNORED_LABEL)
         total = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="sum")
         counted = (labels != IGNORED_LABEL).sum().clamp_min(1) if count is None else count
@@ -181,7 +258,7 @@ class ReLUFormerForConditionalGeneration(PreTrainedModel, GenerationMixin):
 
 
 class SourceEncoder:
-    """The half that reads the source, as `generate` calls it."""
+    """The encoder as `generate` calls it."""
 
     main_input_name = "input_ids"
 
@@ -204,7 +281,7 @@ class SourceEncoder:
 
 
 class LayerCache(SlotCache):
-    """The slots of one layer, in transformers' cache."""
+    """The slots of one decoder layer, stored in transformers' cache."""
 
     def __init__(self, cache: EncoderDecoderCache, layer: int, state: DecoderState) -> None:
         super().__init__()
@@ -221,7 +298,7 @@ class LayerCache(SlotCache):
 
 
 def _source_mask(mask: Tensor | None) -> Tensor | None:
-    """(B, S), True at tokens; None where nothing is padded."""
+    """Returns (B, S), True at tokens, or None if nothing is padded."""
     if mask is None:
         return None
     mask = mask.bool()
@@ -255,7 +332,7 @@ def _refuse_recording(attentions: bool | None, hidden_states: bool | None) -> No
 
 
 def _check_files(name: Any) -> None:
-    """A directory without its files is named as what it is, before transformers looks for it on the Hub."""
+    """Raises an error for a directory without its files, before transformers searches the Hub for it."""
     directory = Path(str(name))
     if not directory.is_dir():
         return

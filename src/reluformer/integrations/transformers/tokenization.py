@@ -1,8 +1,8 @@
 """Our tokenizer as a `PreTrainedTokenizerFast`: the same ids, from the same tokenizer.json.
 
-A text is one sentence; it gets an end token. Documents, whose sentences are separated by a
-token, go through `encode_documents`. tokenizer.json is never written anew, so that its
-fingerprint stays that of the model's configuration.
+A text is one sentence and gets an end token. `encode_documents` encodes documents, whose
+sentences are separated by a token. tokenizer.json is copied and never rewritten, so its
+fingerprint stays the one in the model's configuration.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from reluformer.translation.tokenizer import BEGIN, END, PAD, SEPARATOR, SPECIAL
 
 
 class ReLUFormerTokenizer(PreTrainedTokenizerFast):
-    """Make one with `from_pretrained`, or with `of` from a tokenizer of ours."""
+    """The tokenizer of a ReLUFormer; create it with `from_pretrained`, or with `of` from our own."""
 
     vocab_files_names: ClassVar[dict[str, str]] = {
         "tokenizer_file": "tokenizer.json",
@@ -57,12 +57,16 @@ class ReLUFormerTokenizer(PreTrainedTokenizerFast):
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> ReLUFormerTokenizer:
-        """For a tokenizer of ours."""
+        """Wraps a tokenizer of this package."""
         return cls(own=tokenizer)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **options: Any) -> Any:
-        """As for every tokenizer of transformers, but not one of another model."""
+        """Loads a tokenizer as transformers does.
+
+        Raises:
+            StorageError: Files are missing, or the tokenizer belongs to another model.
+        """
         directory = Path(str(pretrained_model_name_or_path))
         if directory.is_dir():
             _load(str(directory / "tokenizer.json"), str(directory / "tokenizer.meta.json"))
@@ -73,16 +77,24 @@ class ReLUFormerTokenizer(PreTrainedTokenizerFast):
 
     @classmethod
     def convert_to_native_format(cls, trust_remote_code: bool = False, **options: Any) -> dict[str, Any]:
-        """The file as it is: `__init__` reads it."""
+        """Returns the options unchanged: `__init__` reads the file."""
         return options
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of tokenizer.json."""
+        """The SHA-256 of tokenizer.json."""
         return self.own.fingerprint
 
     def encode_documents(self, documents: Sequence[Sequence[str]], **padding: Any) -> BatchEncoding:
-        """Documents as lists of sentences to padded rows; `padding` are options of `pad`, e.g. return_tensors."""
+        """Encodes documents as padded rows.
+
+        Args:
+            documents: Each document is a list of sentences.
+            padding: Options of `pad`, such as return_tensors.
+
+        Raises:
+            ArgumentError: A document is a string.
+        """
         rows = []
         for document in documents:
             if isinstance(document, str):
@@ -92,7 +104,7 @@ class ReLUFormerTokenizer(PreTrainedTokenizerFast):
         return self.pad({"input_ids": rows}, **padding)
 
     def decode_sentences(self, ids: Sequence[int]) -> list[str]:
-        """The sentences of a generated row, begin and end left out."""
+        """Returns the sentences of a generated row, without special tokens."""
         tokens = [int(token) for token in ids]
         return self.own.decode_sentences([token for token in tokens if token not in (PAD, BEGIN)])
 
@@ -109,7 +121,7 @@ class ReLUFormerTokenizer(PreTrainedTokenizerFast):
 
 
 def check_fingerprint(expected: str | None, tokenizer: Any, where: str) -> None:
-    """Refuse a tokenizer that is not the model's own."""
+    """Raises an error if the tokenizer is not the model's own."""
     found = getattr(tokenizer, "fingerprint", None)
     if expected is not None and found != expected:
         raise StorageError(

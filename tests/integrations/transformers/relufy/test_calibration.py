@@ -8,8 +8,14 @@ import pytest
 import torch
 
 from reluformer import rules
-from reluformer.integrations.transformers.relufy.calibration import FINE, HeadFit, ReadSample, calibrate
-from reluformer.integrations.transformers.relufy.heads import HeadScores, relu_rule
+from reluformer.integrations.transformers.relufy.calibration import (
+    FINE,
+    HeadFit,
+    HeadScores,
+    ReadSample,
+    calibrate,
+    relu_rule,
+)
 
 LENGTHS = torch.tensor([9, 6, 3])
 

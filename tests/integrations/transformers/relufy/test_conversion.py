@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from types import FunctionType
 
 import pytest
 import torch
 
 from reluformer import rules
 from reluformer.errors import ArgumentError
-from reluformer.integrations.transformers.relufy import Distillation, relufy
-from reluformer.integrations.transformers.relufy.own import ReLUFormerFamily
+from reluformer.integrations.transformers.relufy.conversion import relufy
+from reluformer.integrations.transformers.relufy.distillation import Distillation
+from reluformer.integrations.transformers.relufy.reluformer_family import ReLUFormerFamily
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 ROUNDING = 100 * torch.finfo(torch.float32).eps
@@ -243,13 +245,12 @@ class TestBadInput:
             Distillation(**options)
 
 
-def test_the_module_is_the_function(bert, word_tokenizer, sentences):
+def test_the_hub_has_the_function(bert, word_tokenizer, sentences):
     from reluformer import hub
 
+    assert hub.relufy is relufy and isinstance(hub.relufy, FunctionType)
     _, report = hub.relufy(bert, sentences, tokenizer=word_tokenizer, distillation=None, max_length=16)
-    assert isinstance(report, hub.relufy.Report) and hub.relufy.relufy is relufy
-    with pytest.raises(AttributeError, match="no attribute 'relufie'"):
-        _ = hub.relufy.relufie
+    assert isinstance(report, hub.RelufyReport)
 
 
 def test_minutes_end_a_distillation(bert, word_tokenizer, sentences):

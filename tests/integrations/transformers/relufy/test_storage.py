@@ -10,7 +10,13 @@ import yaml
 
 import reluformer as rf
 from reluformer.errors import ArgumentError, StorageError
-from reluformer.integrations.transformers.relufy import Distillation, load, relufy, save, save_run
+from reluformer.integrations.transformers.relufy.conversion import (
+    load_relufied,
+    relufy,
+    save_relufied,
+    save_relufied_run,
+)
+from reluformer.integrations.transformers.relufy.distillation import Distillation
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 SHORT = Distillation(steps=4, batch_tokens=256)
@@ -19,8 +25,8 @@ SHORT = Distillation(steps=4, batch_tokens=256)
 @pytest.mark.parametrize("rule", ["relu", "relu_exp"])
 def test_an_encoder(bert, word_tokenizer, sentences, tmp_path, rule):
     student, report = relufy(bert, sentences, tokenizer=word_tokenizer, rule=rule, distillation=SHORT, max_length=16)
-    save(student, tmp_path, word_tokenizer, report)
-    loaded = load(tmp_path)
+    save_relufied(student, tmp_path, word_tokenizer, report)
+    loaded = load_relufied(tmp_path)
     inputs = word_tokenizer(sentences[:5], padding=True, return_tensors="pt", return_token_type_ids=False)
     with torch.no_grad():
         wanted, got = (model(**inputs).last_hidden_state for model in (student, loaded))
@@ -32,8 +38,8 @@ def test_an_encoder(bert, word_tokenizer, sentences, tmp_path, rule):
 
 def test_a_translator_of_transformers(marian, word_tokenizer, pairs, tmp_path):
     student, _ = relufy(marian, pairs, tokenizer=word_tokenizer, distillation=SHORT, max_length=16)
-    save(student, tmp_path)
-    loaded = load(tmp_path)
+    save_relufied(student, tmp_path)
+    loaded = load_relufied(tmp_path)
     ids = torch.tensor([[3, 4, 5, 2]])
     with torch.no_grad():
         wanted, got = (model(input_ids=ids, decoder_input_ids=ids).logits for model in (student, loaded))
@@ -52,14 +58,14 @@ def test_a_translator_of_our_own_is_a_run(make_translator, tokenizer, pairs, tmp
     }
     (run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     student, report = relufy(teacher, pairs, tokenizer=tokenizer, rule=rule, distillation=SHORT, max_length=48)
-    save_run(student, relufied, like=run, report=report)
+    save_relufied_run(student, relufied, like=run, report=report)
     translator = rf.load(relufied)
     ids = torch.tensor([[7, 8, 2]])
     with torch.no_grad():
         assert torch.equal(translator.model(ids, ids).logits, student(ids, ids).logits)
     assert len(translator.translate(["the cat"])) == 1 and translator.config.beam == 2
     with pytest.raises(ArgumentError, match="is the run of the teacher"):
-        save_run(student, run / ".." / "softmax", like=run)
+        save_relufied_run(student, run / ".." / "softmax", like=run)
     assert rf.load(run).config.beam == 2
     from reluformer.training.run import RunDirectory
 
@@ -70,9 +76,9 @@ def test_a_translator_of_our_own_is_a_run(make_translator, tokenizer, pairs, tmp
 
 def test_what_is_not_a_relufied_model(bert, tmp_path):
     with pytest.raises(ArgumentError, match="BertModel was not relufied"):
-        save(bert, tmp_path)
+        save_relufied(bert, tmp_path)
     with pytest.raises(StorageError, match="holds no config"):
-        load(tmp_path)
+        load_relufied(tmp_path)
     bert.save_pretrained(tmp_path)
     with pytest.raises(StorageError, match="no section 'relufied'"):
-        load(tmp_path)
+        load_relufied(tmp_path)

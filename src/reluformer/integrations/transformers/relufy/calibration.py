@@ -1,16 +1,26 @@
-"""Fitting the heads of a ReLU rule to the reads of a teacher, without any gradient.
+"""Fits the heads of a ReLU rule to the reads of a teacher, without any gradient.
+
+A converted head changes its scores before the rule sees them:
+
+    weight_j = rule(exp(log_scale) * (s_j - centre . q / sqrt(d) + offset))
+
+Softmax ignores what is common to a row of scores; ReLU does not. The offset moves the
+head's threshold. The centre, which is subtracted from every key, moves it along with the
+query. The scale is a factor on the queries and the rest is one number a row, so every
+implementation of `memory.read` supports it. A rule of centred scores (`relu_exp`) ignores
+offset and centre as softmax does, so its heads have a scale alone.
 
 For softmax, log w_ij = s_ij - L_i with L_i the logarithm of the row's sum. Where L_i is
 about linear in the query, L_i = c . q_i / sqrt(d) + m, subtracting c from every key and m
-from every score leaves scores whose exponential is the weight; a soft threshold shortly
-below zero is then in the right place for every row. So c and m come from least squares,
-the offset beyond m from a search in one dimension, coarse and then fine, and the scale for
-each offset in closed form: the one with the least squared error of what is read. Rules
-that divide by the row sum have no such form, and a few scales are tried instead; for
-rules of centred scores, to which neither c nor an offset matters, nothing but scales.
+from every score leaves scores whose exponential is the weight. A soft threshold shortly
+below zero then suits every row. So c and m come from least squares. The offset beyond m
+comes from a search in one dimension, coarse and then fine. The scale for each offset is
+the one with the least squared error of what is read, in closed form. Rules that divide by
+the row sum have no such form, so a few scales are tried instead. For rules of centred
+scores only scales are tried.
 
-Scores as they are, with an offset of zero, are among the candidates, so calibration never
-does worse than the best scale alone, and a teacher that is ReLU already is found exactly.
+Unchanged scores, with an offset of zero, are among the candidates. So calibration is never
+worse than the best scale alone, and it reproduces a teacher that is ReLU already.
 
 Shapes: B batch, H heads, Tq queries, Tk slots, d head width, C candidates, L scales.
 """
@@ -21,26 +31,91 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from reluformer.integrations.transformers.relufy.heads import homogeneity, shifts_matter
+from reluformer import rules
+from reluformer.errors import ArgumentError
 from reluformer.rules import Pointwise, RowCentered, RowNormalized, Rule
 
 COARSE = torch.arange(-2.0, 10.1, 0.75)
 FINE = torch.arange(-0.5, 0.51, 0.25)
-"""Offsets that are tried: beyond the fitted m, then beyond the best of those."""
+"""The offsets to try: relative to the fitted m, then relative to the best of those."""
 LOG_SCALES = torch.arange(-4.0, 6.1, 1.0)
 FINE_LOG_SCALES = torch.arange(-0.75, 0.76, 0.25)
-"""Likewise for the scale of a rule that divides by its row sum."""
+"""The scales to try for a rule that divides by its row sum."""
 NEAR_LOG_SCALES = torch.arange(-0.75, 0.76, 0.25)
 NEARER_LOG_SCALES = torch.arange(-0.1875, 0.188, 0.0625)
-"""And for a rule of centred scores, whose scale is about the teacher's."""
+"""The scales to try for a rule of centred scores, whose scale is close to the teacher's."""
 RIDGE = 1e-3
-"""Of the least squares, relative to the mean square of a coordinate."""
+"""The ridge of the least squares, relative to the mean square of a coordinate."""
+
+
+class HeadScores(nn.Module):
+    """Scale, offset and centre of all heads of an attention, or the scale alone; neutral at first.
+
+    Args:
+        heads: H.
+        width: d.
+        shifts: False for a rule of centred scores, which needs neither offset nor centre.
+    """
+
+    def __init__(self, heads: int, width: int, shifts: bool = True) -> None:
+        super().__init__()
+        self.heads, self.width = heads, width
+        self.log_scale = nn.Parameter(torch.zeros(heads))
+        self.offset = nn.Parameter(torch.zeros(heads)) if shifts else None
+        self.centre = nn.Parameter(torch.zeros(heads, width)) if shifts else None
+
+    def scale(self, like: Tensor) -> Tensor:
+        """Returns the scale (H, 1, 1), in the dtype of `like`."""
+        return self.log_scale.exp().to(like.dtype)[:, None, None]
+
+    def forward(self, query: Tensor, scaling: float) -> tuple[Tensor, Tensor | None]:
+        """Returns scaled queries (B, H, Tq, d), and the bias (B, H, Tq, 1) of their scores."""
+        scale = self.scale(query)
+        if self.centre is None or self.offset is None:
+            return query * scale, None
+        centre, offset = self.centre.to(query.dtype), self.offset.to(query.dtype)
+        threshold = offset[:, None] - scaling * torch.einsum("bhtd,hd->bht", query, centre)
+        return query * scale, threshold.unsqueeze(-1) * scale
+
+
+def relu_rule(rule: str | Rule) -> Rule:
+    """Returns the rule if its heads can be fitted.
+
+    Raises:
+        ArgumentError: The rule is neither of the ReLU family nor of centred scores.
+
+    Example:
+        >>> relu_rule("relu").name
+        'relu'
+    """
+    chosen = rules.get(rule)
+    if _can_be_fitted(chosen):
+        return chosen
+    able = [name for name in rules.names() if _can_be_fitted(rules.get(name))]
+    raise ArgumentError(
+        f"rule '{chosen.name}': relufy fits rules of the ReLU family, without an output norm; valid: {', '.join(able)}"
+    )
+
+
+def _can_be_fitted(rule: Rule) -> bool:
+    return rule.output_norm is None and (homogeneity(rule) is not None or not shifts_matter(rule))
+
+
+def shifts_matter(rule: Rule) -> bool:
+    """Returns True if adding a number to all scores of a row changes the weights."""
+    return not isinstance(rule, RowCentered)
+
+
+def homogeneity(rule: Rule) -> int | None:
+    """Returns the k for which activation(c s) = c^k activation(s), or None."""
+    inner = rule.inner if isinstance(rule, RowNormalized) else rule
+    return inner.homogeneity if isinstance(inner, Pointwise) else None
 
 
 class ReadSample(NamedTuple):
-    """One read of the teacher: its arguments, and which of its queries are tokens and not padding."""
+    """One read of a model: its arguments, and which of its queries are tokens and not padding."""
 
     q: Tensor  # (B, H, Tq, d)
     k: Tensor  # (B, H, Tk, d)
@@ -52,26 +127,26 @@ class ReadSample(NamedTuple):
     bias: Tensor | None = None  # broadcasts to (B, H, Tq, Tk)
 
     def in_float32(self) -> ReadSample:
-        """Whatever the model computes in: fits are searched in one precision."""
+        """Returns the sample in float32, in which all heads are fitted."""
         bias = None if self.bias is None else self.bias.float()
         return self._replace(q=self.q.float(), k=self.k.float(), v=self.v.float(), bias=bias)
 
     def scores(self) -> Tensor:
-        """(B, H, Tq, Tk)."""
+        """Returns the scores (B, H, Tq, Tk)."""
         scores = self.q @ self.k.transpose(-1, -2) * self.scale
         return scores if self.bias is None else scores + self.bias
 
     def n(self) -> Tensor:
-        """Visible slots of each row, at least one, (..., Tq, 1)."""
+        """Returns the number of visible slots of each row, at least one, (..., Tq, 1)."""
         return self.visible.expand(*self.visible.shape[:-1], self.k.size(2)).sum(-1, keepdim=True).clamp_min(1).float()
 
     def weights(self) -> Tensor:
-        """(B, H, Tq, Tk)."""
+        """Returns the weights (B, H, Tq, Tk)."""
         return self.rule.weights(self.scores(), self.n(), self.visible)
 
 
 class HeadFit(NamedTuple):
-    """What was found for the heads of one attention."""
+    """The fit of all heads of one attention."""
 
     log_scale: Tensor  # (H)
     offset: Tensor  # (H)
@@ -80,22 +155,28 @@ class HeadFit(NamedTuple):
 
 
 Passes = Callable[[], Iterable[Mapping[str, ReadSample]]]
-"""Each call reads the calibration texts anew: by name the reads of one batch after the other."""
+"""Each call starts a new pass over the calibration texts; it yields the reads of each batch by name."""
 
 
 @torch.no_grad()
 def calibrate(passes: Passes, rule: Rule, centred: Callable[[str], bool] = lambda name: True) -> dict[str, HeadFit]:
-    """The best fit of every head of every attention; two or three passes over the texts.
+    """Finds the best fit of every head of every attention.
 
-    `centred` says whether the keys of an attention can be shifted.
+    Args:
+        passes: A function that starts a pass over the texts; it is called two or three times.
+        rule: The rule of the student.
+        centred: Returns True if the keys of the attention of this name can be shifted.
+
+    Returns:
+        The fit of each attention by its name.
     """
     if not shifts_matter(rule):
         scales = _search(passes, lambda name, sample: _unshifted(rule, sample))
         return _search(passes, lambda name, sample: _nearer(scales[name], rule))
-    rows: dict[str, RowSums] = {}
+    rows: dict[str, RowSumRegression] = {}
     for reads in passes():
         for name, sample in reads.items():
-            rows.setdefault(name, RowSums(sample, centred(name))).add(sample)
+            rows.setdefault(name, RowSumRegression(sample, centred(name))).add(sample)
     fits = _search(passes, lambda name, sample: _coarse(rows[name], rule))
     return _search(passes, lambda name, sample: _fine(fits[name], rule))
 
@@ -110,7 +191,7 @@ def _search(passes: Passes, search: Callable[[str, ReadSample], OffsetSearch]) -
     return {name: found.best() for name, found in searches.items()}
 
 
-class RowSums:
+class RowSumRegression:
     """Least squares of the logarithm of each row's sum on its query and a constant."""
 
     def __init__(self, sample: ReadSample, centred: bool) -> None:
@@ -122,7 +203,7 @@ class RowSums:
         self.targets = torch.zeros(heads, size, 1, dtype=torch.float64)
 
     def add(self, sample: ReadSample) -> None:
-        """Count the tokens of one batch."""
+        """Adds the tokens of one batch."""
         hidden = ~sample.visible
         sums = sample.scores().masked_fill(hidden, torch.finfo(sample.q.dtype).min).logsumexp(-1)  # (B, H, Tq)
         target = _by_head(sums.unsqueeze(-1), sample.rows)
@@ -133,7 +214,7 @@ class RowSums:
         self.targets += inputs.transpose(1, 2) @ target
 
     def solve(self) -> tuple[Tensor, Tensor]:
-        """The centre (H, d) and the constant (H)."""
+        """Returns the centre (H, d) and the constant (H)."""
         diagonal = self.products.diagonal(dim1=1, dim2=2)
         ridge = torch.diag_embed(RIDGE * diagonal.mean(-1, keepdim=True).expand_as(diagonal))
         found = torch.linalg.solve(self.products + ridge, self.targets).squeeze(-1).float()
@@ -142,44 +223,44 @@ class RowSums:
 
 
 def _by_head(values: Tensor, rows: Tensor) -> Tensor:
-    """(B, H, Tq, x) -> (H, tokens, x) in double precision, padding left out."""
+    """(B, H, Tq, x) -> (H, tokens, x) in double precision, without padding."""
     return values.transpose(1, 2)[rows].transpose(0, 1).double()
 
 
-class Candidate(NamedTuple):
-    """One thing to try, for each head."""
+class FitCandidate(NamedTuple):
+    """A centre and an offset to try, for each head."""
 
     centre: Tensor  # (H, d)
     offset: Tensor  # (H)
 
 
-def _coarse(sums: RowSums, rule: Rule) -> OffsetSearch:
+def _coarse(sums: RowSumRegression, rule: Rule) -> OffsetSearch:
     centre, constant = sums.solve()
-    plain = Candidate(torch.zeros_like(centre), torch.zeros_like(constant))
-    tried = [plain, *(Candidate(centre, offset - constant) for offset in COARSE)]
+    plain = FitCandidate(torch.zeros_like(centre), torch.zeros_like(constant))
+    tried = [plain, *(FitCandidate(centre, offset - constant) for offset in COARSE)]
     return OffsetSearch(rule, tried, LOG_SCALES[:, None].expand(-1, constant.numel()))
 
 
 def _fine(fit: HeadFit, rule: Rule) -> OffsetSearch:
-    tried = [Candidate(fit.centre, fit.offset + offset) for offset in FINE]
+    tried = [FitCandidate(fit.centre, fit.offset + offset) for offset in FINE]
     return OffsetSearch(rule, tried, fit.log_scale + FINE_LOG_SCALES[:, None])
 
 
 def _unshifted(rule: Rule, sample: ReadSample) -> OffsetSearch:
-    """Scores as they are, at the scales around the teacher's."""
+    """Returns a search over scales alone, with unchanged scores."""
     _, heads, _, width = sample.q.shape
-    plain = Candidate(sample.q.new_zeros(heads, width), sample.q.new_zeros(heads))
+    plain = FitCandidate(sample.q.new_zeros(heads, width), sample.q.new_zeros(heads))
     return OffsetSearch(rule, [plain], NEAR_LOG_SCALES[:, None].expand(-1, heads))
 
 
 def _nearer(fit: HeadFit, rule: Rule) -> OffsetSearch:
-    return OffsetSearch(rule, [Candidate(fit.centre, fit.offset)], fit.log_scale + NEARER_LOG_SCALES[:, None])
+    return OffsetSearch(rule, [FitCandidate(fit.centre, fit.offset)], fit.log_scale + NEARER_LOG_SCALES[:, None])
 
 
 class OffsetSearch:
-    """The squared error of what is read, of every candidate with its best scale."""
+    """The squared error of what is read, for every candidate with its best scale."""
 
-    def __init__(self, rule: Rule, candidates: list[Candidate], log_scales: Tensor) -> None:
+    def __init__(self, rule: Rule, candidates: list[FitCandidate], log_scales: Tensor) -> None:
         self.rule = rule
         self.candidates = candidates
         self.log_scales = log_scales  # (L, H)
@@ -190,7 +271,7 @@ class OffsetSearch:
         self.errors = torch.zeros(len(candidates), *log_scales.shape, dtype=torch.float64)
 
     def add(self, sample: ReadSample) -> None:
-        """Try every candidate on the tokens of one batch."""
+        """Tries every candidate on the tokens of one batch."""
         tokens = sample.rows[:, None, :, None]
         teacher = (sample.weights() @ sample.v) * tokens
         self.total += _by_heads(teacher, teacher)
@@ -208,7 +289,7 @@ class OffsetSearch:
                 self.power[i] += _by_heads(student, student)
 
     def _divided_errors(self, rule: RowNormalized, scores: Tensor, sample: ReadSample, teacher: Tensor) -> Tensor:
-        """Of each scale, (L, H): w / (delta + sum w) with w scaled by c is w / (delta / c + sum w)."""
+        """Returns the error of each scale (L, H): c w / (delta + sum c w) = w / (delta / c + sum w)."""
         weights = rule.inner.weights(scores, sample.n(), sample.visible)
         read, sums = weights @ sample.v, weights.sum(-1, keepdim=True)
         errors = []
@@ -219,7 +300,7 @@ class OffsetSearch:
         return torch.stack(errors)
 
     def _scaled_errors(self, scores: Tensor, sample: ReadSample, teacher: Tensor) -> Tensor:
-        """Of each scale, (L, H)."""
+        """Returns the error of each scale (L, H)."""
         errors = []
         for scale in self.log_scales.exp():
             weights = self.rule.weights(scores * scale[:, None, None], sample.n(), sample.visible)
@@ -228,7 +309,7 @@ class OffsetSearch:
         return torch.stack(errors)
 
     def best(self) -> HeadFit:
-        """The best candidate and scale of each head."""
+        """Returns the best candidate and scale of each head."""
         errors, log_scales = self._least_errors()
         error, place = errors.min(0)
         heads = torch.arange(place.numel())
@@ -236,7 +317,7 @@ class OffsetSearch:
         return HeadFit(log_scales[place, heads], offsets[place, heads], centres[place, heads], error.float())
 
     def _least_errors(self) -> tuple[Tensor, Tensor]:
-        """The relative error of each candidate with its best scale, and that scale, (C, H) each."""
+        """Returns the relative error of each candidate with its best scale, and that scale, (C, H) each."""
         total = self.total.clamp_min(torch.finfo(torch.float64).tiny)
         if not isinstance(self.rule, Pointwise):
             least, place = self.errors.min(1)
@@ -248,5 +329,5 @@ class OffsetSearch:
 
 
 def _by_heads(a: Tensor, b: Tensor) -> Tensor:
-    """The products of two reads (B, H, Tq, dv), summed up for each head."""
+    """Sums the products of two reads (B, H, Tq, dv) for each head."""
     return (a * b).sum((0, 2, 3), dtype=torch.float64)

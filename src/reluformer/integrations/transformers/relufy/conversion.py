@@ -1,52 +1,149 @@
-"""From a softmax model to a ReLU one: swap, calibrate, distil, and say how near it came."""
+"""`relufy()`: swaps the rule of a model, calibrates, distils and reports; and the storage of students."""
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
-from typing import Any, TypeVar, cast
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch import nn
 
 from reluformer import rules
-from reluformer.errors import ArgumentError
-from reluformer.integrations.transformers.relufy.calibration import calibrate
-from reluformer.integrations.transformers.relufy.distillation import Distillation, PhaseLog, distil
-from reluformer.integrations.transformers.relufy.distillation import Report as Progress
-from reluformer.integrations.transformers.relufy.examples import Texts
-from reluformer.integrations.transformers.relufy.family import Family
-from reluformer.integrations.transformers.relufy.heads import relu_rule
-from reluformer.integrations.transformers.relufy.report import Report, Stage
+from reluformer.config import load_yaml
+from reluformer.errors import ArgumentError, StorageError
+from reluformer.files import write_json
+from reluformer.integrations.transformers.relufy.calibration import HeadScores, calibrate, relu_rule
+from reluformer.integrations.transformers.relufy.distillation import Distillation, OnUpdate, PhaseLog, distil
+from reluformer.integrations.transformers.relufy.family import CalibrationTexts, Family
+from reluformer.models import storage
 from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.rules import Rule
+from reluformer.training.run import RunDirectory
+from reluformer.translation.recipe import ModelRecipe, Recipe
+from reluformer.translation.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Model = TypeVar("Model", bound=nn.Module)
 Measure = Callable[[nn.Module], Mapping[str, float]]
 HELD_OUT = 10
-"""Every tenth text is held out where none are given, if there are as many."""
+"""Every tenth text is held out if the caller gives none, and if there are at least ten."""
+FORMAT = 1
+REPORT = "relufy.json"
+
+
+@dataclass(frozen=True)
+class StageReport:
+    """The student after one stage, on texts that were held out."""
+
+    agreement: dict[str, float]
+    """The agreement with the teacher: cosine of the mean state; for decoders also perplexity and others."""
+    zero_share: dict[str, float]
+    """The share of weights of visible slots that are exactly zero, by attention."""
+    measures: dict[str, float] = field(default_factory=dict)
+    """The results of the caller's own `measure`."""
+
+    @property
+    def mean_zero_share(self) -> float:
+        """The mean over all attentions."""
+        return sum(self.zero_share.values()) / max(1, len(self.zero_share))
+
+
+@dataclass(frozen=True)
+class RelufyReport:
+    """What `relufy` did, and how close the student is to its teacher."""
+
+    rule: str | dict[str, Any]
+    model: str
+    attentions: int
+    texts: dict[str, int]
+    """The numbers of texts for calibration, for distillation, and held out."""
+    stages: dict[str, StageReport]
+    """`swapped`, `calibrated` and `distilled`, in this order."""
+    read_error: dict[str, float]
+    """The squared error of the calibrated reads over their squares, by attention, mean over heads."""
+    distillation: dict[str, PhaseLog]
+    seconds: dict[str, float]
+    """The wall time of calibration and distillation, without the measurements."""
+    cpu_seconds: dict[str, float]
+    """The processor time of all threads together."""
+    settings: dict[str, Any]
+    teacher: dict[str, float] = field(default_factory=dict)
+    """The results of the caller's own `measure` for the teacher."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the report as plain data for JSON."""
+        content = asdict(self)
+        for name, stage in self.stages.items():
+            content["stages"][name]["mean_zero_share"] = stage.mean_zero_share
+        return content
+
+    def __str__(self) -> str:
+        return "\n".join([*self._head(), "", *self._table(), "", *self._layers()])
+
+    def _head(self) -> list[str]:
+        times = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in self.seconds.items())
+        texts = ", ".join(f"{count} {name}" for name, count in self.texts.items())
+        return [f"{self.model}: {self.attentions} attentions, rule {self.rule}", f"texts: {texts}; time: {times}"]
+
+    def _table(self) -> list[str]:
+        columns: dict[str, Mapping[str, float]] = {"teacher": self.teacher} if self.teacher else {}
+        for name, stage in self.stages.items():
+            columns[name] = {**stage.agreement, "zeros": stage.mean_zero_share, **stage.measures}
+        rows = dict.fromkeys(row for column in columns.values() for row in column)
+        width = max(map(len, rows))
+        lines = [" " * width + "".join(f"{name:>12}" for name in columns)]
+        for row in rows:
+            cells = (f"{column[row]:12.4f}" if row in column else f"{'-':>12}" for column in columns.values())
+            lines.append(f"{row:<{width}}" + "".join(cells))
+        return lines
+
+    def _layers(self) -> list[str]:
+        last = list(self.stages.values())[-1]
+        width = max(map(len, self.read_error))
+        lines = [f"{'attention':<{width}}  read error  zeros at the end"]
+        for name, error in self.read_error.items():
+            lines.append(f"{name:<{width}}  {error:10.4f}  {last.zero_share[name]:15.3f}")
+        return lines
 
 
 def relufy(
     model: Model,
-    calibration_texts: Texts,
+    calibration_texts: CalibrationTexts,
     *,
     tokenizer: Any,
     rule: str | Rule = "relu",
     calibrate_on: int = 256,
     distillation: Distillation | None = Distillation(),  # noqa: B008
-    held_out: Texts | None = None,
+    held_out: CalibrationTexts | None = None,
     measure: Measure | None = None,
     max_length: int = 128,
-    progress: Progress | None = None,
-) -> tuple[Model, Report]:
-    """A copy of `model` that reads with `rule`, fitted to the original, and a report.
+    progress: OnUpdate | None = None,
+) -> tuple[Model, RelufyReport]:
+    """Converts a pretrained softmax model into one that reads with `rule`.
 
-    `calibration_texts` are strings for an encoder and (source, target) pairs for an
-    encoder-decoder; the first `calibrate_on` of them (spread over all) fit the scales and offsets, all
-    of them serve distillation (None = none). The report compares on `held_out`, and calls
-    `measure` with the teacher and after every stage. Texts are cut at `max_length` tokens.
+    Args:
+        model: The teacher, which stays unchanged: a ReLUFormer or a model of transformers.
+        calibration_texts: Strings for an encoder, (source, target) pairs for an encoder-decoder.
+        tokenizer: The tokenizer of the model.
+        rule: A rule of the ReLU family or of centred scores, such as "relu" or "relu_exp".
+        calibrate_on: The number of texts that fit scales and offsets, spread over all texts.
+        distillation: The settings of distillation, which uses all texts; None skips it.
+        held_out: The texts of the report; default: every tenth of `calibration_texts`.
+        measure: A function of a model, called for the teacher and after every stage.
+        max_length: The number of tokens at which texts are cut.
+        progress: A function that is called after every update of distillation.
+
+    Returns:
+        The student, which is a copy of the model, and a report.
+
+    Raises:
+        ArgumentError: The model, the rule, the tokenizer or the texts do not fit.
     """
     chosen = relu_rule(rule)
     family = _family(model, tokenizer, chosen, max_length)
@@ -54,12 +151,12 @@ def relufy(
     used, kept = _split(calibration_texts, held_out)
     examples, apart = family.examples(used, batch_tokens), family.examples(kept, batch_tokens)
     fitted = family.examples(_spread(used, calibrate_on), batch_tokens)
-    watch = _Watch()
-    stages: dict[str, Stage] = {}
+    watch = _Stopwatch()
+    stages: dict[str, StageReport] = {}
     logs: dict[str, PhaseLog] = {}
 
     def stage(name: str) -> None:
-        stages[name] = Stage(
+        stages[name] = StageReport(
             family.compare(student, apart.in_order()),
             family.zero_shares(student, apart.in_order()),
             dict(measure(student)) if measure is not None else {},
@@ -81,7 +178,7 @@ def relufy(
             logs = {str(phase): log for phase, log in found.items()}
             stage("distilled")
     counts = {"calibration": len(fitted.examples), "distillation": len(examples.examples) if distillation else 0}
-    report = Report(
+    report = RelufyReport(
         rule=rules.spec(chosen),
         model=type(model).__name__,
         attentions=len(fits),
@@ -97,8 +194,8 @@ def relufy(
     return cast(Model, student), report
 
 
-class _Watch:
-    """How long each part took, by the clock and on the processor."""
+class _Stopwatch:
+    """The wall time and the processor time of each part."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -111,8 +208,8 @@ class _Watch:
         self.seconds[part], self.cpu_seconds[part] = time.monotonic() - clock, time.process_time() - processor
 
 
-def _split(texts: Texts, held_out: Texts | None) -> tuple[Texts, Texts]:
-    """What is trained on and what is not; too few texts to hold any out are both."""
+def _split(texts: CalibrationTexts, held_out: CalibrationTexts | None) -> tuple[CalibrationTexts, CalibrationTexts]:
+    """Returns the texts to use and the texts held out; fewer than ten texts serve as both."""
     if held_out is not None:
         return texts, held_out
     if isinstance(texts, str) or len(texts) < HELD_OUT:
@@ -121,8 +218,8 @@ def _split(texts: Texts, held_out: Texts | None) -> tuple[Texts, Texts]:
     return used, texts[::HELD_OUT]  # type: ignore[return-value]
 
 
-def _spread(texts: Texts, count: int) -> Texts:
-    """So many of the texts, from all over them."""
+def _spread(texts: CalibrationTexts, count: int) -> CalibrationTexts:
+    """Returns `count` of the texts, spread over all of them."""
     if count < 1:
         raise ArgumentError(f"calibrate_on must be at least 1, got {count}")
     return texts[:: max(1, len(texts) // count)][:count]
@@ -132,8 +229,7 @@ def _family(model: nn.Module, tokenizer: Any, rule: Rule, max_length: int) -> Fa
     if max_length < 2:
         raise ArgumentError(f"max_length must be at least 2, got {max_length}")
     if isinstance(model, ReLUFormer):
-        from reluformer.integrations.transformers.relufy.own import ReLUFormerFamily
-        from reluformer.translation.tokenizer import Tokenizer
+        from reluformer.integrations.transformers.relufy.reluformer_family import ReLUFormerFamily
 
         if not isinstance(tokenizer, Tokenizer):
             raise ArgumentError(
@@ -143,7 +239,7 @@ def _family(model: nn.Module, tokenizer: Any, rule: Rule, max_length: int) -> Fa
         return ReLUFormerFamily(model, tokenizer, rule, max_length)
     from transformers import PreTrainedModel
 
-    from reluformer.integrations.transformers.relufy.pretrained import PretrainedFamily
+    from reluformer.integrations.transformers.relufy.pretrained_family import PretrainedFamily
 
     if not isinstance(model, PreTrainedModel):
         raise ArgumentError(
@@ -151,3 +247,128 @@ def _family(model: nn.Module, tokenizer: Any, rule: Rule, max_length: int) -> Fa
             "reluformer.load(run).model"
         )
     return PretrainedFamily(model, tokenizer, rule, max_length)
+
+
+def save_relufied(
+    student: PreTrainedModel, directory: str | Path, tokenizer: Any = None, report: RelufyReport | None = None
+) -> None:
+    """Saves a converted model of transformers.
+
+    config.json is transformers' own, with a section `relufied` that names the rule and the
+    attentions. model.safetensors holds every weight, those of `HeadScores` as `...relufied.*`.
+
+    Args:
+        student: The model that `relufy` returned.
+        directory: The directory to write.
+        tokenizer: A tokenizer that is saved along.
+        report: A report that is saved along as relufy.json.
+
+    Raises:
+        ArgumentError: The model was not converted.
+    """
+    from reluformer.integrations.transformers.attention import PREFIX
+
+    scores = {name: module for name, module in student.named_modules() if isinstance(module, HeadScores)}
+    if not scores:
+        raise ArgumentError(f"{type(student).__name__} was not relufied; save it with save_pretrained")
+    directory = Path(directory)
+    attentions = {name.rpartition(".")[0]: [module.heads, module.width] for name, module in scores.items()}
+    rule = str(student.config._attn_implementation).removeprefix(PREFIX)
+    student.config.relufied = {"format": FORMAT, "rule": rule, "attentions": attentions}
+    student.save_pretrained(directory)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(directory)
+    if report is not None:
+        write_json(directory / REPORT, report.to_dict())
+
+
+def load_relufied(directory: str | Path) -> PreTrainedModel:
+    """Loads the model that `save_relufied` wrote.
+
+    transformers alone would load the softmax model and ignore the weights of `relufied`.
+
+    Raises:
+        StorageError: The directory holds no converted model, or it is damaged.
+    """
+    import transformers
+
+    from reluformer.integrations.transformers.attention import PREFIX
+    from reluformer.integrations.transformers.registration import register
+    from reluformer.integrations.transformers.relufy.pretrained_family import RELUFIED
+
+    directory = Path(directory)
+    if not (directory / storage.CONFIG).is_file():
+        raise StorageError(f"{directory}: holds no {storage.CONFIG}, so it is not a saved model")
+    config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
+    section = getattr(config, "relufied", None)
+    if not isinstance(section, dict) or section.get("format") != FORMAT:
+        raise StorageError(
+            f"{directory / storage.CONFIG}: has no section 'relufied' of format {FORMAT}; load other models with "
+            "transformers' from_pretrained"
+        )
+    kind = getattr(transformers, (config.architectures or ["?"])[0], None)
+    if kind is None:
+        raise StorageError(f"{directory / storage.CONFIG}: transformers has no model {config.architectures}")
+    register()
+    implementation = PREFIX + rules.get(section["rule"]).name
+    kind_with_scores: Any = type(kind.__name__, (kind,), {"__init__": _with_scores(kind)})
+    model, info = kind_with_scores.from_pretrained(
+        directory, attn_implementation=implementation, local_files_only=True, output_loading_info=True
+    )
+    lacking = sorted(name for name in info["missing_keys"] if f".{RELUFIED}." in name)
+    if lacking:
+        raise StorageError(f"{directory}: the weights lack '{lacking[0]}'; copy the whole directory again")
+    model.__class__ = kind
+    loaded: PreTrainedModel = model
+    return loaded
+
+
+def _with_scores(kind: Any) -> Any:
+    """Returns a constructor that adds `HeadScores`, so that transformers loads them like other weights."""
+
+    def construct(self: Any, config: Any, *args: Any, **options: Any) -> None:
+        from reluformer.integrations.transformers.relufy.pretrained_family import attach
+
+        kind.__init__(self, config, *args, **options)
+        section = config.relufied
+        attentions = {name: (heads, width) for name, (heads, width) in section["attentions"].items()}
+        attach(self, attentions, rules.get(section["rule"]))
+
+    return construct
+
+
+def save_relufied_run(
+    student: ReLUFormer, directory: str | Path, like: str | Path, report: RelufyReport | None = None
+) -> None:
+    """Saves a converted ReLUFormer as an ordinary run.
+
+    The recipe names the student's rules, so `translate`, `evaluate` and `serve` take the
+    run like any other.
+
+    Args:
+        student: The model that `relufy` returned.
+        directory: The directory of the new run.
+        like: The run of the teacher, whose recipe and tokenizer are copied.
+        report: A report that is saved along as relufy.json.
+
+    Raises:
+        ArgumentError: `directory` is the run of the teacher.
+    """
+    like, run = Path(like), RunDirectory(directory)
+    if run.path.resolve() == like.resolve():
+        raise ArgumentError(f"{run.path}: is the run of the teacher, which would be lost; choose another directory")
+    recipe = load_yaml(Recipe, like / "recipe.yaml")
+    tokenizer = Tokenizer.load(like)
+    changes = {
+        key: value
+        for key, value in student.config.model_dump(mode="json").items()
+        if key != "vocab_size" and value is not None
+    }
+    model = ModelRecipe(size=recipe.model.size, architecture="reluformer", **changes)
+    run.begin(recipe.replace(model=model))
+    for name in ("tokenizer.json", "tokenizer.meta.json"):
+        shutil.copyfile(like / name, run.path / name)
+    storage.save(run.path, student.config, student.state_dict(), tokenizer.fingerprint)
+    if report is not None:
+        write_json(run.path / REPORT, report.to_dict())
+    run.set_status("finished", relufied=str(rules.spec(student.config.encoder_attention)))

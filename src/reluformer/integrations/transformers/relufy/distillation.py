@@ -1,9 +1,9 @@
-"""Training a calibrated student on its teacher, layer by layer and then end to end.
+"""Trains a calibrated student on its teacher, layer by layer and then end to end.
 
-First every attention is trained to give the teacher's output on the teacher's input, all of
-them at once and independent of each other. Then the whole student runs on its own states,
-and its states and what comes out of it are compared with the teacher's. No dropout, and
-batches are a function of (seed, step): with `steps` alone the result is determined.
+First every attention learns to give the teacher's output on the teacher's input; all of
+them are trained at once and independently. Then the whole student runs on its own states,
+and its states and outputs are compared with the teacher's. There is no dropout, and
+batches are a function of (seed, step), so with `steps` alone the result is deterministic.
 """
 
 from __future__ import annotations
@@ -18,34 +18,41 @@ import torch
 from torch import nn
 
 from reluformer.errors import ArgumentError
-from reluformer.integrations.transformers.relufy.examples import Batch, ExampleSet
-from reluformer.integrations.transformers.relufy.family import Family, Trained
+from reluformer.integrations.transformers.relufy.family import ExampleBatch, ExampleSet, Family, Trained
 
 Phase = Literal["layers", "whole"]
 
 
 @dataclass(frozen=True)
 class Distillation:
-    """How a student is trained. It ends with `steps` or `minutes`, whichever comes first."""
+    """The settings of distillation, which ends after `steps` or `minutes`, whichever comes first.
+
+    Raises:
+        ArgumentError: A value is out of range, or neither `steps` nor `minutes` is given.
+
+    Example:
+        >>> Distillation(steps=100).train
+        'all'
+    """
 
     steps: int | None = 400
-    """Updates in all; None = only `minutes` count."""
+    """The number of updates; None means that only `minutes` limits them."""
     minutes: float | None = None
-    """Wall time in all; it makes the result depend on the speed of the machine."""
+    """The wall time; it makes the result depend on the speed of the machine."""
     layer_share: float = 0.25
-    """The part of it that is layer by layer."""
+    """The share of updates that train layer by layer."""
     train: Trained = "all"
-    """`scores`: scales, offsets and centres; `attention`: the projections of attention too; `all`: every weight."""
+    """`scores`: scales, offsets and centres; `attention`: also the attention projections; `all`: every weight."""
     lr: float = 3e-4
-    """Of the teacher's weights; it rises over the first twentieth of each phase and falls to zero."""
+    """The learning rate of the teacher's weights; it rises over the first twentieth of a phase, then falls to zero."""
     scores_lr: float = 3e-3
-    """Of scales, offsets and centres."""
+    """The learning rate of scales, offsets and centres."""
     clip: float = 1.0
-    """The greatest norm of a gradient."""
+    """The maximum norm of a gradient."""
     batch_tokens: int = 2048
-    """Cells of a batch, padding included."""
+    """Tokens of a batch, including padding."""
     seed: int = 0
-    """Of the order of the texts."""
+    """The seed of the order of the texts."""
 
     def __post_init__(self) -> None:
         if self.steps is None and self.minutes is None:
@@ -62,7 +69,7 @@ class Distillation:
 
 @dataclass(frozen=True)
 class PhaseLog:
-    """What one phase did; losses are means over its first and last tenth."""
+    """The record of one phase; losses are means over its first and its last tenth."""
 
     steps: int
     seconds: float
@@ -70,41 +77,52 @@ class PhaseLog:
     last_loss: float
 
 
-Report = Callable[[Phase, int, float], None]
-"""Called after every update with the phase, the step and the loss."""
+OnUpdate = Callable[[Phase, int, float], None]
+"""A function that receives the phase, the step and the loss after every update."""
 
 
 def distil(
-    family: Family, student: nn.Module, examples: ExampleSet, options: Distillation, report: Report | None = None
+    family: Family, student: nn.Module, examples: ExampleSet, options: Distillation, on_update: OnUpdate | None = None
 ) -> dict[Phase, PhaseLog]:
-    """Train `student` in place."""
+    """Trains the student in place.
+
+    Args:
+        family: The family, which holds the teacher.
+        student: The calibrated student.
+        examples: The training examples.
+        options: The settings.
+        on_update: A function that is called after every update.
+
+    Returns:
+        The record of each phase.
+    """
     shares: dict[Phase, float] = {"layers": options.layer_share, "whole": 1 - options.layer_share}
-    fixed = _fix_others(student, family.trained(student, options.train))
+    frozen = _freeze_others(student, family.trained(student, options.train))
     logs: dict[Phase, PhaseLog] = {}
     first = 0
     try:
         for phase, share in shares.items():
             if share > 0:
                 training = _Training(family, student, examples, options, phase, share)
-                logs[phase] = training.run(first, report)
+                logs[phase] = training.run(first, on_update)
                 first += logs[phase].steps
     finally:
-        for parameter in fixed:
+        for parameter in frozen:
             parameter.requires_grad_(True)
     return logs
 
 
-def _fix_others(student: nn.Module, trained: Iterable[Iterable[nn.Parameter]]) -> list[nn.Parameter]:
-    """No gradient for what is not trained; those that had one before."""
+def _freeze_others(student: nn.Module, trained: Iterable[Iterable[nn.Parameter]]) -> list[nn.Parameter]:
+    """Disables gradients of all other parameters, and returns those that had one before."""
     kept = {id(parameter) for group in trained for parameter in group}
-    fixed = [parameter for parameter in student.parameters() if parameter.requires_grad and id(parameter) not in kept]
-    for parameter in fixed:
+    frozen = [parameter for parameter in student.parameters() if parameter.requires_grad and id(parameter) not in kept]
+    for parameter in frozen:
         parameter.requires_grad_(False)
-    return fixed
+    return frozen
 
 
 class _Training:
-    """One phase."""
+    """One phase of distillation."""
 
     def __init__(
         self,
@@ -124,29 +142,29 @@ class _Training:
         self.optimizer = torch.optim.AdamW([group for group in groups if group["params"]], weight_decay=0.0)
         self.rates = tuple(group["lr"] for group in self.optimizer.param_groups)
 
-    def run(self, first: int, report: Report | None) -> PhaseLog:
-        """Until its steps or its time are used up; `first` is the number of its first batch."""
+    def run(self, first: int, on_update: OnUpdate | None) -> PhaseLog:
+        """Trains until the steps or the time are used up; `first` is the number of the first batch."""
         plan = self.examples.plan(self.options.seed)
         losses: list[float] = []
         begun = time.monotonic()
         while (done := self._done(len(losses), time.monotonic() - begun)) < 1:
             batch = self.examples.batch(plan.batch(first + len(losses)))
             for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-                group["lr"] = rate * _warmth(done)
+                group["lr"] = rate * _schedule(done)
             losses.append(self._update(batch))
-            if report is not None:
-                report(self.phase, len(losses), losses[-1])
+            if on_update is not None:
+                on_update(self.phase, len(losses), losses[-1])
         tenth = max(1, len(losses) // 10)
         ends = [sum(part) / tenth for part in (losses[:tenth], losses[-tenth:])]
         return PhaseLog(len(losses), time.monotonic() - begun, *ends)
 
     def _done(self, steps: int, seconds: float) -> float:
-        """The part of the phase that is over; at least one update is made."""
+        """Returns the share of the phase that is over; at least one update is made."""
         by_steps = 0.0 if self.steps is None else steps / self.steps
         by_time = 0.0 if self.seconds is None or not steps else seconds / self.seconds
         return max(by_steps, by_time)
 
-    def _update(self, batch: Batch) -> float:
+    def _update(self, batch: ExampleBatch) -> float:
         self.optimizer.zero_grad(set_to_none=True)
         if self.phase == "layers":
             loss = torch.stack(self.family.attention_losses(self.student, batch)).mean()
@@ -159,6 +177,6 @@ class _Training:
         return float(loss.detach())
 
 
-def _warmth(done: float) -> float:
-    """The factor of the learning rate when `done` of the phase is over."""
+def _schedule(done: float) -> float:
+    """Returns the factor of the learning rate when the share `done` of the phase is over."""
     return min(1.0, 0.05 + done / 0.05) * 0.5 * (1 + math.cos(math.pi * done))

@@ -1,90 +1,203 @@
-"""What relufying needs to know of a family of models.
+"""What the conversion needs to know of a family of models, and the examples it uses.
 
-`PretrainedFamily` is for models of transformers, `ReLUFormerFamily` for our own.
+`PretrainedFamily` is for models of transformers, `ReLUFormerFamily` for those of this package.
+
+Shapes: B texts, S source tokens, T tokens, D width, V vocabulary; rows (B, T) is True at tokens.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from reluformer.integrations.transformers.relufy.agreement import divergence, embedding, relative_error, token_losses
+from reluformer.errors import ArgumentError
 from reluformer.integrations.transformers.relufy.calibration import HeadFit, ReadSample
-from reluformer.integrations.transformers.relufy.examples import Batch, ExampleSet, Texts
+from reluformer.translation.batches import BatchPlan, sorted_batches
+
+CalibrationTexts = Sequence[str] | Sequence[tuple[str, str]]
+"""Sentences for an encoder, (source, target) pairs for an encoder-decoder."""
+
+
+class Example(NamedTuple):
+    """The token ids of one text."""
+
+    source: list[int]
+    target: list[int]
+    """The target with its end token; empty for an encoder."""
+
+
+class ExampleBatch(NamedTuple):
+    """Examples, padded on the right; masks are True at tokens."""
+
+    source: Tensor  # (B, S)
+    source_mask: Tensor
+    target: Tensor  # (B, T): the decoder input, with a start token first
+    labels: Tensor  # (B, T): the tokens to predict
+    target_mask: Tensor
+
+
+class ExampleSet:
+    """Examples, and the batches made of them."""
+
+    def __init__(self, examples: Sequence[Example], pad: int, start: int, batch_tokens: int) -> None:
+        self.examples = examples
+        self.pad, self.start, self.batch_tokens = pad, start, batch_tokens
+        self._lengths = (
+            [len(example.source) for example in examples],
+            [max(1, len(example.target)) for example in examples],
+        )
+
+    def in_order(self) -> Iterator[ExampleBatch]:
+        """Yields every example once, in batches of similar length."""
+        for rows in sorted_batches(*self._lengths, self.batch_tokens):
+            yield self.batch(rows)
+
+    def plan(self, seed: int) -> BatchPlan:
+        """Returns which examples make up which training step."""
+        return BatchPlan(*self._lengths, self.batch_tokens, seed)
+
+    def batch(self, rows: Sequence[int]) -> ExampleBatch:
+        """Returns the batch of these examples."""
+        chosen = [self.examples[row] for row in rows]
+        source, source_mask = self._padded([example.source for example in chosen])
+        labels, target_mask = self._padded([example.target for example in chosen])
+        target = torch.cat([torch.full_like(labels[:, :1], self.start), labels[:, :-1]], 1)
+        return ExampleBatch(source, source_mask, target, labels, target_mask)
+
+    def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        length = max(map(len, rows))
+        ids = torch.full((len(rows), length), self.pad, dtype=torch.long)
+        mask = torch.zeros(len(rows), length, dtype=torch.bool)
+        for i, row in enumerate(rows):
+            ids[i, : len(row)] = torch.tensor(row, dtype=torch.long)
+            mask[i, : len(row)] = True
+        return ids, mask
+
+
+def checked_texts(texts: CalibrationTexts, pairs: bool) -> tuple[list[str], list[str]]:
+    """Returns the sources and the targets (none for an encoder).
+
+    Raises:
+        ArgumentError: There are no texts, or one of them is blank or of the wrong type.
+    """
+    if isinstance(texts, str):
+        raise ArgumentError("calibration_texts is one string; write [text]")
+    if not len(texts):
+        raise ArgumentError("calibration_texts is empty; give some hundreds of texts like those the model will read")
+    wanted = "(source, target) pairs of strings, as the model has a decoder" if pairs else "strings"
+    sources, targets = [], []
+    for number, text in enumerate(texts):
+        fits = isinstance(text, str) != pairs
+        if pairs and fits:
+            fits = len(text) == 2 and all(isinstance(side, str) for side in text)
+        if not fits:
+            raise ArgumentError(f"calibration_texts[{number}] is {text!r:.60}; expected {wanted}")
+        source, target = (text[0], text[1]) if pairs else (str(text), "")
+        if not source.strip() or (pairs and not target.strip()):
+            raise ArgumentError(f"calibration_texts[{number}] is blank; leave blank texts out")
+        sources.append(source)
+        targets.append(target)
+    return sources, targets if pairs else []
+
+
+def relative_error(student: Tensor, teacher: Tensor, rows: Tensor) -> Tensor:
+    """Returns the squared difference of states (B, T, D) over the teacher's variance across tokens."""
+    wanted = teacher[rows]
+    spread = (wanted - wanted.mean(0)).square().sum()
+    return (student[rows] - wanted).square().sum() / spread.clamp_min(torch.finfo(wanted.dtype).tiny)
+
+
+def embedding(states: Tensor, rows: Tensor) -> Tensor:
+    """Returns the mean over the tokens of each text, scaled to length one: (B, T, D) -> (B, D)."""
+    tokens = rows.unsqueeze(-1).to(states.dtype)
+    return F.normalize((states * tokens).sum(1) / tokens.sum(1).clamp_min(1), dim=-1)
+
+
+def divergence(student: Tensor, teacher: Tensor, rows: Tensor) -> Tensor:
+    """Returns the mean Kullback-Leibler divergence of the next token; logits are (B, T, V)."""
+    wanted, given = (logits[rows].float().log_softmax(-1) for logits in (teacher, student))
+    return F.kl_div(given, wanted, reduction="batchmean", log_target=True)
+
+
+def token_losses(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+    """Returns the negative log-likelihood of each label, (tokens)."""
+    return F.cross_entropy(logits[rows].float(), labels[rows], reduction="none")
+
 
 Trained = Literal["scores", "attention", "all"]
-"""What distillation changes: the scales, offsets and centres; also the projections of attention; every weight."""
+"""What distillation trains: scales, offsets and centres; also the attention projections; or every weight."""
 
 
-class States(NamedTuple):
-    """What a model makes of a batch."""
+class ModelStates(NamedTuple):
+    """The states of a model for one batch."""
 
     hidden: list[tuple[Tensor, Tensor]]
-    """After every layer (B, T, D), with the mask of its tokens."""
+    """The states (B, T, D) after every layer, with the mask of the tokens."""
     logits: Tensor | None
-    """(B, T, V) of a decoder that speaks."""
+    """The logits (B, T, V) of a decoder with an output layer."""
 
 
 class Family(ABC):
-    """A teacher, the students made of it, and how both are looked into."""
+    """A teacher, its students, and access to the reads and states of both."""
 
     teacher: nn.Module
 
     @abstractmethod
-    def examples(self, texts: Texts, batch_tokens: int) -> ExampleSet:
-        """The texts as token ids, checked."""
+    def examples(self, texts: CalibrationTexts, batch_tokens: int) -> ExampleSet:
+        """Tokenizes texts and checks them."""
 
     @abstractmethod
     def student(self) -> nn.Module:
-        """A copy of the teacher with the rule in the place of its own, nothing fitted yet."""
+        """Returns a copy of the teacher with the new rule, not fitted yet."""
 
     @abstractmethod
     def teaching(self) -> AbstractContextManager[None]:
-        """The teacher ready to be asked, and left as it was at the end."""
+        """Returns a context in which the teacher is in evaluation mode; at the end it is restored."""
 
     @abstractmethod
-    def reads(self, model: nn.Module, batch: Batch) -> dict[str, ReadSample]:
-        """The reads of every attention, by name; without gradient."""
+    def reads(self, model: nn.Module, batch: ExampleBatch) -> dict[str, ReadSample]:
+        """Returns the reads of every attention by name, without gradient."""
 
     @abstractmethod
     def can_centre(self, name: str) -> bool:
-        """Whether the keys of this attention can be shifted."""
+        """Returns True if the keys of this attention can be shifted."""
 
     @abstractmethod
     def install(self, student: nn.Module, fits: Mapping[str, HeadFit]) -> None:
-        """Write what calibration found into the student."""
+        """Writes the fits into the student."""
 
     @abstractmethod
-    def attention_losses(self, student: nn.Module, batch: Batch) -> list[Tensor]:
-        """The relative error of every attention, each on the teacher's input to it."""
+    def attention_losses(self, student: nn.Module, batch: ExampleBatch) -> list[Tensor]:
+        """Returns the relative error of every attention, each on the teacher's input to it."""
 
     @abstractmethod
-    def states(self, model: nn.Module, batch: Batch) -> States:
-        """What the model makes of the batch."""
+    def states(self, model: nn.Module, batch: ExampleBatch) -> ModelStates:
+        """Returns the states of the model for a batch."""
 
     @abstractmethod
     def new_parameters(self, student: nn.Module) -> list[nn.Parameter]:
-        """What the student has and the teacher has not."""
+        """Returns the parameters that the student has and the teacher does not."""
 
     @abstractmethod
     def attention_parameters(self, student: nn.Module) -> list[nn.Parameter]:
-        """Of the attention modules themselves."""
+        """Returns the parameters of the attention modules."""
 
     def trained(self, student: nn.Module, what: Trained) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-        """The new parameters, and those of the teacher's that are trained too, fixed positions never."""
+        """Returns the new parameters, and those of the teacher's that are trained as well."""
         new = self.new_parameters(student)
         others = {"scores": [], "attention": self.attention_parameters(student), "all": list(student.parameters())}
         known = {id(parameter) for parameter in new}
         return new, [parameter for parameter in others[what] if parameter.requires_grad and id(parameter) not in known]
 
-    def final_loss(self, student: nn.Module, batch: Batch) -> Tensor:
-        """End to end: the states after every layer, and the embedding or the next tokens."""
+    def final_loss(self, student: nn.Module, batch: ExampleBatch) -> Tensor:
+        """Returns the loss of the whole student: states after every layer, and embedding or next tokens."""
         with torch.no_grad():
             wanted = self.states(self.teacher, batch)
         given = self.states(student, batch)
@@ -99,8 +212,8 @@ class Family(ABC):
         return loss + 1 - (embedding(got, rows) * embedding(states, rows)).sum(-1).mean()
 
     @torch.no_grad()
-    def compare(self, student: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
-        """Means over texts and tokens that were held out."""
+    def compare(self, student: nn.Module, batches: Iterable[ExampleBatch]) -> dict[str, float]:
+        """Returns measures of agreement with the teacher, averaged over texts or tokens."""
         cosines: list[Tensor] = []
         differences: list[Tensor] = []
         losses: list[tuple[Tensor, Tensor]] = []
@@ -125,8 +238,8 @@ class Family(ABC):
         return found
 
     @torch.no_grad()
-    def zero_shares(self, student: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
-        """Of the weights of visible slots, how many are exactly zero: by attention, padding left out."""
+    def zero_shares(self, student: nn.Module, batches: Iterable[ExampleBatch]) -> dict[str, float]:
+        """Returns the share of weights of visible slots that are exactly zero, by attention, without padding."""
         zeros: dict[str, float] = {}
         counted: dict[str, float] = {}
         for batch in batches:

@@ -1,7 +1,7 @@
-"""Models of transformers: BERT-like encoders, and encoder-decoders such as Marian.
+"""The conversion of transformers models: BERT-like encoders, and encoder-decoders such as Marian.
 
-The student holds a `HeadScores` in every attention module, under the name `relufied`, which
-`hub.attention` applies; everything else of it is the model as transformers has it.
+The student holds a `HeadScores` in every attention module, under the name `relufied`. The
+function in `attention` applies it; everything else is the model of transformers.
 """
 
 from __future__ import annotations
@@ -20,17 +20,23 @@ from reluformer.errors import ArgumentError
 from reluformer.integrations.transformers.attention import (
     PREFIX,
     attention_function,
-    for_each_head,
+    mask_function,
+    mask_parts,
     relufied_scores,
-    visible_parts,
+    repeat_heads,
 )
-from reluformer.integrations.transformers.masks import mask_function
 from reluformer.integrations.transformers.registration import register
-from reluformer.integrations.transformers.relufy.agreement import relative_error
-from reluformer.integrations.transformers.relufy.calibration import HeadFit, ReadSample
-from reluformer.integrations.transformers.relufy.examples import Batch, Example, ExampleSet, Texts, checked_texts
-from reluformer.integrations.transformers.relufy.family import Family, States
-from reluformer.integrations.transformers.relufy.heads import HeadScores, shifts_matter
+from reluformer.integrations.transformers.relufy.calibration import HeadFit, HeadScores, ReadSample, shifts_matter
+from reluformer.integrations.transformers.relufy.family import (
+    CalibrationTexts,
+    Example,
+    ExampleBatch,
+    ExampleSet,
+    Family,
+    ModelStates,
+    checked_texts,
+    relative_error,
+)
 from reluformer.kernels import Visibility
 from reluformer.rules import Rule
 
@@ -40,7 +46,7 @@ Seen = Callable[[nn.Module, ReadSample], None]
 
 
 class PretrainedFamily(Family):
-    """`teacher` goes through transformers' attention interface."""
+    """The family of models whose attention goes through transformers' interface."""
 
     def __init__(self, teacher: PreTrainedModel, tokenizer: Any, rule: Rule, max_length: int) -> None:
         register()
@@ -62,7 +68,7 @@ class PretrainedFamily(Family):
         self._taught = taught if taught.startswith(PREFIX) else f"{PREFIX}softmax"
         self.attentions = self._found_attentions()
 
-    def examples(self, texts: Texts, batch_tokens: int) -> ExampleSet:
+    def examples(self, texts: CalibrationTexts, batch_tokens: int) -> ExampleSet:
         sources, targets = checked_texts(texts, self.decodes)
         options = dict(truncation=True, max_length=self.max_length, return_attention_mask=False)
         source = self.tokenizer(sources, **options)["input_ids"]
@@ -89,10 +95,10 @@ class PretrainedFamily(Family):
         return student
 
     def _found_attentions(self) -> dict[str, tuple[int, int]]:
-        """Heads and head width of every attention that goes through the interface, found by trying two tokens."""
+        """Returns heads and head width of every attention, found by a forward pass of two tokens."""
         ones = torch.ones(1, 2, dtype=torch.long, device=self.teacher.device)
         with self.teaching():
-            reads = self.reads(self.teacher, Batch(ones, ones.bool(), ones, ones, ones.bool()))
+            reads = self.reads(self.teacher, ExampleBatch(ones, ones.bool(), ones, ones, ones.bool()))
         name = type(self.teacher).__name__
         if not reads:
             raise ArgumentError(
@@ -118,7 +124,7 @@ class PretrainedFamily(Family):
             self.teacher.train(trained)
 
     @torch.no_grad()
-    def reads(self, model: nn.Module, batch: Batch) -> dict[str, ReadSample]:
+    def reads(self, model: nn.Module, batch: ExampleBatch) -> dict[str, ReadSample]:
         assert isinstance(model, PreTrainedModel)
         names = {id(module): name for name, module in model.named_modules()}
         decoder = model.get_decoder() if self.decodes else None
@@ -146,7 +152,7 @@ class PretrainedFamily(Family):
                 scores.offset.copy_(fit.offset)
                 scores.centre.copy_(fit.centre)
 
-    def attention_losses(self, student: nn.Module, batch: Batch) -> list[Tensor]:
+    def attention_losses(self, student: nn.Module, batch: ExampleBatch) -> list[Tensor]:
         given: dict[str, tuple[Any, Any, Tensor, Tensor]] = {}
         decoder = self.teacher.get_decoder() if self.decodes else None
         decoding = {id(module) for module in decoder.modules()} if decoder is not None else set()
@@ -173,13 +179,13 @@ class PretrainedFamily(Family):
             for name, (args, options, wanted, rows) in given.items()
         ]
 
-    def states(self, model: nn.Module, batch: Batch) -> States:
+    def states(self, model: nn.Module, batch: ExampleBatch) -> ModelStates:
         output = self._run(model, batch, output_hidden_states=True)
         if not self.decodes:
-            return States([(states, batch.source_mask) for states in output.hidden_states[1:]], None)
+            return ModelStates([(states, batch.source_mask) for states in output.hidden_states[1:]], None)
         encoded = [(states, batch.source_mask) for states in output.encoder_hidden_states[1:]]
         decoded = [(states, batch.target_mask) for states in output.decoder_hidden_states[1:]]
-        return States([*encoded, *decoded], getattr(output, "logits", None))
+        return ModelStates([*encoded, *decoded], getattr(output, "logits", None))
 
     def new_parameters(self, student: nn.Module) -> list[nn.Parameter]:
         return [
@@ -191,7 +197,7 @@ class PretrainedFamily(Family):
     def attention_parameters(self, student: nn.Module) -> list[nn.Parameter]:
         return [parameter for name in self.attentions for parameter in student.get_submodule(name).parameters()]
 
-    def _run(self, model: nn.Module, batch: Batch, **options: Any) -> Any:
+    def _run(self, model: nn.Module, batch: ExampleBatch, **options: Any) -> Any:
         if not self.decodes:
             return model(input_ids=batch.source, attention_mask=batch.source_mask.long(), **options)
         return model(
@@ -205,14 +211,14 @@ class PretrainedFamily(Family):
 
 
 def attach(model: PreTrainedModel, attentions: Mapping[str, tuple[int, int]], rule: Rule) -> None:
-    """A neutral `HeadScores` in each of these attention modules."""
+    """Adds a neutral `HeadScores` to each of these attention modules."""
     for name, (heads, width) in attentions.items():
         model.get_submodule(name).add_module(RELUFIED, HeadScores(heads, width, shifts_matter(rule)))
 
 
 @contextmanager
 def _recorded(model: PreTrainedModel, seen: Seen) -> Iterator[None]:
-    """Every read of the forward pass inside is shown to `seen`, on its way to the attention that the model has."""
+    """Passes every read of the forward passes inside the context to `seen`."""
     implementation = str(model.config._attn_implementation)
     rule = rules.get(implementation.removeprefix(PREFIX))
     attend = attention_function(rule)
@@ -223,13 +229,13 @@ def _recorded(model: PreTrainedModel, seen: Seen) -> Iterator[None]:
         scaling = options.get("scaling")
         scale = query.size(-1) ** -0.5 if scaling is None else scaling
         given = (options.get("is_causal"), options.get("position_bias"))
-        parts, bias = visible_parts(module, query, key, attention_mask, *given)
+        parts, bias = mask_parts(module, query, key, attention_mask, *given)
         q, bias = relufied_scores(module, query, bias, scale)
         visible = Visibility(q.size(2), key.size(2), q.device, *parts).dense()
         if visible is None:
             visible = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=q.device)
         rows = visible.new_ones(q.size(0), q.size(2))
-        sample = ReadSample(q, *for_each_head(query, key, value), visible, rows, scale, rule, bias)
+        sample = ReadSample(q, *repeat_heads(query, key, value), visible, rows, scale, rule, bias)
         seen(module, sample.in_float32())
         return attend(module, query, key, value, attention_mask, **options)
 

@@ -1,4 +1,4 @@
-"""A run as a directory of transformers, and back: the same numbers both ways.
+"""Exports a run as a directory of transformers, and imports one as a run; the weights stay the same.
 
     run                                     directory of transformers
     config.json, model.safetensors          config.json (network, decoding, tokenizer_sha256), model.safetensors
@@ -22,8 +22,7 @@ import yaml
 from transformers.utils import logging
 
 from reluformer.errors import StorageError
-from reluformer.integrations.transformers.configuration import ReLUFormerConfig
-from reluformer.integrations.transformers.modeling import ReLUFormerForConditionalGeneration
+from reluformer.integrations.transformers.modeling import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.integrations.transformers.tokenization import ReLUFormerTokenizer
 from reluformer.models import storage
 from reluformer.translation.runs import RECIPE
@@ -31,7 +30,19 @@ from reluformer.translation.translator import load
 
 
 def export_run(run: Path, out: Path, *, force: bool = False) -> dict[str, Any]:
-    """Write the model of `run` as a directory that `from_pretrained` reads; what was written."""
+    """Writes the model of a run as a directory that `from_pretrained` loads.
+
+    Args:
+        run: The directory of a run.
+        out: The directory to write.
+        force: If True, an older export at `out` is replaced.
+
+    Returns:
+        The source, the directory, the number of parameters, and the size of each file.
+
+    Raises:
+        StorageError: The run cannot be loaded, or `out` cannot be written.
+    """
     found = load(run)
     languages = _languages(run)
     config = ReLUFormerConfig.from_model_config(
@@ -50,7 +61,19 @@ def export_run(run: Path, out: Path, *, force: bool = False) -> dict[str, Any]:
 
 
 def import_run(source: Path, out: Path, *, force: bool = False) -> dict[str, Any]:
-    """Write a directory of transformers that holds a ReLUFormer as a run that `reluformer.load` reads."""
+    """Writes a ReLUFormer from a directory of transformers as a run that `reluformer.load` loads.
+
+    Args:
+        source: A directory that `export_run` or `save_pretrained` wrote.
+        out: The directory of the run.
+        force: If True, an older import at `out` is replaced; a trained run never is.
+
+    Returns:
+        The source, the directory, the number of parameters, and the size of each file.
+
+    Raises:
+        StorageError: The source is no ReLUFormer or damaged, or `out` cannot be written.
+    """
     _check_is_ours(source)
     tokenizer = ReLUFormerTokenizer.from_pretrained(source)
     with _without_progress_bars():
@@ -70,7 +93,7 @@ def _facts(model: Any, out: Path) -> dict[str, Any]:
 
 
 def _check_is_ours(source: Path) -> None:
-    """Say what a directory is instead, before transformers guesses."""
+    """Raises an error that names what the directory holds, before transformers guesses."""
     path = source / storage.CONFIG
     if not source.is_dir():
         raise StorageError(f"{source}: no such directory; give that of an export or a saved model")
@@ -88,7 +111,7 @@ def _check_is_ours(source: Path) -> None:
 
 
 def _languages(run: Path) -> dict[str, str]:
-    """What the run translates from and into, where its recipe says so; it was read already."""
+    """Returns the languages of the run's recipe, if there is one."""
     if not (run / RECIPE).is_file():
         return {}
     data = yaml.safe_load((run / RECIPE).read_text(encoding="utf-8")).get("data", {})
@@ -102,7 +125,7 @@ def _copy_recipe(source: Path, target: Path) -> None:
 
 @contextmanager
 def _without_progress_bars() -> Iterator[None]:
-    """A model here is written in a moment, and its files are listed."""
+    """Disables the progress bars of transformers."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

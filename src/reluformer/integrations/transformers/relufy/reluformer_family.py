@@ -1,8 +1,8 @@
-"""Our own encoder-decoder: the student is an ordinary ReLUFormer, with `learn_offset` where the rule has a use for it.
+"""The conversion of our own encoder-decoder: the student is an ordinary ReLUFormer.
 
-The scale goes into the query projection, as does a gamma that the teacher learned, the centre
-into the bias of the keys, and the offset is a parameter of the read, so that a saved student
-is a run like any other.
+The scale goes into the query projection, as does a gamma that the teacher learned. The centre
+goes into the bias of the keys. The offset is a parameter of the read (`learn_offset`), if
+the rule uses one. So a saved student is a run like any other.
 """
 
 from __future__ import annotations
@@ -15,11 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from reluformer.errors import ArgumentError
-from reluformer.integrations.transformers.relufy.agreement import relative_error
-from reluformer.integrations.transformers.relufy.calibration import HeadFit, ReadSample
-from reluformer.integrations.transformers.relufy.examples import Batch, Example, ExampleSet, Texts, checked_texts
-from reluformer.integrations.transformers.relufy.family import Family, States
-from reluformer.integrations.transformers.relufy.heads import shifts_matter
+from reluformer.integrations.transformers.relufy.calibration import HeadFit, ReadSample, shifts_matter
+from reluformer.integrations.transformers.relufy.family import (
+    CalibrationTexts,
+    Example,
+    ExampleBatch,
+    ExampleSet,
+    Family,
+    ModelStates,
+    checked_texts,
+    relative_error,
+)
 from reluformer.kernels import Visibility
 from reluformer.layers import Attention, TokenRead, TokenSlots
 from reluformer.models.blocks import Block
@@ -30,7 +36,7 @@ from reluformer.translation.tokenizer import BEGIN, END, PAD, Tokenizer
 
 
 class ReLUFormerFamily(Family):
-    """Translators of this package."""
+    """The family of this package's translation models."""
 
     def __init__(self, teacher: ReLUFormer, tokenizer: Tokenizer, rule: Rule, max_length: int) -> None:
         config = teacher.config
@@ -48,7 +54,7 @@ class ReLUFormerFamily(Family):
         self.teacher: ReLUFormer = teacher
         self.tokenizer, self.rule, self.max_length = tokenizer, rule, max_length
 
-    def examples(self, texts: Texts, batch_tokens: int) -> ExampleSet:
+    def examples(self, texts: CalibrationTexts, batch_tokens: int) -> ExampleSet:
         sources, targets = checked_texts(texts, pairs=True)
         encoded = (self.tokenizer.encode_batch(side) for side in (sources, targets))
         examples = [
@@ -73,7 +79,7 @@ class ReLUFormerFamily(Family):
             yield
 
     @torch.no_grad()
-    def reads(self, model: nn.Module, batch: Batch) -> dict[str, ReadSample]:
+    def reads(self, model: nn.Module, batch: ExampleBatch) -> dict[str, ReadSample]:
         assert isinstance(model, ReLUFormer)
         found: dict[str, ReadSample] = {}
 
@@ -98,7 +104,7 @@ class ReLUFormerFamily(Family):
         return found
 
     def can_centre(self, name: str) -> bool:
-        """Rotated keys have no constant part."""
+        """Returns False for rotary positions: rotated keys have no constant part."""
         return self.teacher.config.positions != "rotary" or name.endswith("cross")
 
     @torch.no_grad()
@@ -113,7 +119,7 @@ class ReLUFormerFamily(Family):
             if attention.read.offset is not None:
                 attention.read.offset.add_(fit.offset).mul_(scale)  # it has the teacher's, if that had one
 
-    def attention_losses(self, student: nn.Module, batch: Batch) -> list[Tensor]:
+    def attention_losses(self, student: nn.Module, batch: ExampleBatch) -> list[Tensor]:
         assert isinstance(student, ReLUFormer)
         given: dict[str, tuple[Tensor, dict[str, Any], Tensor]] = {}
 
@@ -143,7 +149,7 @@ class ReLUFormerFamily(Family):
             losses.append(relative_error(attention(x, **options)[0], wanted, rows))
         return losses
 
-    def states(self, model: nn.Module, batch: Batch) -> States:
+    def states(self, model: nn.Module, batch: ExampleBatch) -> ModelStates:
         assert isinstance(model, ReLUFormer)
         hidden: list[tuple[Tensor, Tensor]] = []
         handles = []
@@ -155,7 +161,7 @@ class ReLUFormerFamily(Family):
         finally:
             for handle in handles:
                 handle.remove()
-        return States(hidden, output.logits)
+        return ModelStates(hidden, output.logits)
 
     def new_parameters(self, student: nn.Module) -> list[nn.Parameter]:
         assert isinstance(student, ReLUFormer)
@@ -169,7 +175,7 @@ class ReLUFormerFamily(Family):
 
 
 def _attentions(model: ReLUFormer) -> dict[str, Attention]:
-    """`encoder.0.attention`, `decoder.0.cross` and so on."""
+    """Returns the attention layers by name: `encoder.0.attention`, `decoder.0.cross`, ..."""
     found = {}
     for side, blocks in (("encoder", model.encoder), ("decoder", model.decoder)):
         for i, block in enumerate(blocks):
@@ -182,7 +188,7 @@ def _attentions(model: ReLUFormer) -> dict[str, Attention]:
 
 @torch.no_grad()
 def _scale_queries(attention: Attention, factors: Tensor) -> None:
-    """Multiply the scores of each head by its factor (H)."""
+    """Multiplies the scores of each head by its factor (H)."""
     by_row = factors.repeat_interleave(attention.query.out_features // attention.heads)
     attention.query.weight.mul_(by_row[:, None])
     attention.query.bias.mul_(by_row)
