@@ -30,8 +30,8 @@ from reluformer.models.config import ModelConfig
 from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.regularizers import RegularizerConfig
 from reluformer.training.config import TrainingConfig
-from reluformer.training.objective import Objective
 from reluformer.training.optimizer import Optimizer, adamw
+from reluformer.translation.task import TranslationObjective
 
 Step = Callable[[Tensor, Tensor, Tensor], float]
 SIZES = dict(vocab_size=8000, width=256, heads=4, encoder_layers=3, decoder_layers=3, slots=1024, dropout=0.1)
@@ -42,7 +42,8 @@ def ours(architecture: str, config: TrainingConfig) -> Step:
     """A step as the training loop takes it."""
     torch.manual_seed(0)
     model = ReLUFormer(ModelConfig.preset("tiny", architecture, **SIZES))
-    optimizer = Optimizer(config, Objective(model, config.label_smoothing, config.regularizer), Accelerator(cpu=True))
+    objective = TranslationObjective(model, config.label_smoothing, config.regularizer)
+    optimizer = Optimizer(config, objective, Accelerator(cpu=True))
 
     def step(source: Tensor, target_in: Tensor, target_out: Tensor) -> float:
         sums = optimizer.wrapped(source, target_in, target_out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ FLOORS = [
     ["errors", "files", "config", "timing", "report_page", "rules"],
     ["kernels", "memory", "context_parallel", "regularizers", "layers", "telemetry", "conformance"],
     ["models"],
-    ["translation training", "study"],
+    ["training", "translation", "study"],
     ["integrations", "hub", "cli", "__main__"],
 ]
 RANK = {name: rank for rank, names in enumerate(name for floor in FLOORS for name in floor) for name in names.split()}
@@ -50,6 +51,45 @@ def test_imports_go_one_way(path: Path) -> None:
         parts = name.split(".")
         if parts[0] == "reluformer" and len(parts) > 1 and parts[1] in RANK:
             assert RANK[parts[1]] <= RANK[own], f"{own} must not import {parts[1]}"
+
+
+def module_of(path: Path) -> str:
+    """Return the dotted name of a file of the package."""
+    parts = ("reluformer", *path.relative_to(SOURCE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def cycles_in(graph: dict[str, set[str]]) -> list[str]:
+    """Return the modules on a cycle or between two: those without imports or importers are taken away first."""
+    left = {module: set(imported) for module, imported in graph.items()}
+    while free := [
+        module
+        for module, imported in left.items()
+        if not imported & left.keys() or not any(module in others for others in left.values())
+    ]:
+        left = {module: imported - set(free) for module, imported in left.items() if module not in free}
+    return sorted(left)
+
+
+def parts_imported(path: Path, modules: Collection[str]) -> set[str]:
+    """Return the modules that a file imports, in functions as well; `from package import part` is the part alone."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            parts = {f"{node.module}.{alias.name}" for alias in node.names}
+            found.update(part if part in modules else node.module for part in parts)
+    return found & set(modules) - {module_of(path)}
+
+
+PACKAGES = sorted(path.parent for path in SOURCE.rglob("__init__.py") if path.parent != SOURCE)
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_inside_a_package_have_no_cycles(package: Path) -> None:
+    files = {module_of(path): path for path in package.rglob("*.py")}
+    assert cycles_in({name: parts_imported(path, files.keys()) for name, path in files.items()}) == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))

@@ -10,9 +10,9 @@ import torch
 
 import reluformer as rf
 from reluformer.config import load_yaml
-from reluformer.training import train
 from reluformer.training.progress import SilentProgress
 from reluformer.translation.recipe import Recipe
+from reluformer.translation.task import train
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 RECIPES = sorted(CONFIGS.glob("*.yaml"))

@@ -62,7 +62,7 @@ def test_padded_rows_do_not_count() -> None:
         padded_source = source.masked_fill(~source_mask, garbage)
         padded_target = target.masked_fill(~target_mask, garbage)
         telemetry = Telemetry(model)
-        with telemetry.watch(0, source_mask, target_mask):
+        with telemetry.watch(0, {"encoder": source_mask, "decoder": target_mask}):
             model(padded_source, padded_target, source_mask)
         reports.append({name: seen.to_dict() for name, seen in telemetry.latest.items()})
     for name, report in reports[0].items():

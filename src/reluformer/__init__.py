@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from reluformer.memory import read as read
     from reluformer.models.config import ModelConfig as ModelConfig
     from reluformer.models.encoder_decoder import ReLUFormer as ReLUFormer
+    from reluformer.translation.recipe import Recipe as Recipe
+    from reluformer.translation.task import train as train
     from reluformer.translation.translator import load as load
 
 __version__ = "0.1.0"
@@ -29,8 +31,10 @@ _HOME = {
     "ReLUFormer": "reluformer.models.encoder_decoder",
     "ReluformerError": "reluformer.errors",
     "RowKeyBias": "reluformer.kernels",
+    "Recipe": "reluformer.translation.recipe",
     "load": "reluformer.translation.translator",
     "read": "reluformer.memory",
+    "train": "reluformer.translation.task",
 }
 _MODULES = (
     "config",

@@ -5,7 +5,7 @@ off again: the steps between pay nothing, and the read itself goes through the s
 path whether it is watched or not.
 
     telemetry = Telemetry(model, every=100)
-    with telemetry.watch(step, source_mask, target_mask):
+    with telemetry.watch(step, {"encoder": source_mask, "decoder": target_mask}):
         output = model(source, target, source_mask)
     telemetry.latest                      # {"encoder.0.attention": ReadTelemetry(...), ...}
     loss.backward()
@@ -15,7 +15,7 @@ path whether it is watched or not.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -89,8 +89,13 @@ class Telemetry:
         self._sublayers = {name: module for name, module in model.named_modules() if isinstance(module, Sublayer)}
 
     @contextmanager
-    def watch(self, step: int, source_mask: Tensor | None = None, target_mask: Tensor | None = None) -> Iterator[None]:
-        """Watch the forward pass inside, if `step` is due; the masks (B, T) are True at tokens."""
+    def watch(self, step: int, row_masks: Mapping[str, Tensor | None] | None = None) -> Iterator[None]:
+        """Watches the forward pass inside the block, if `step` is due.
+
+        Args:
+            step: The number of the update.
+            row_masks: Masks (B, T) of the real queries by part of the model, e.g. "encoder"; None = no padding.
+        """
         if step % self.every:
             yield
             return
@@ -98,7 +103,7 @@ class Telemetry:
         seen = {name: _Seen() for name in self._sublayers}
         handles = []
         for name, sublayer in self._sublayers.items():
-            rows_mask = target_mask if "decoder." in name else source_mask
+            rows_mask = next((mask for part, mask in (row_masks or {}).items() if f"{part}." in name), None)
             handles += self._hooks(sublayer, seen[name], rows_mask, generator)
         try:
             yield

@@ -53,8 +53,8 @@ def recipe() -> Recipe:
 
 @pytest.fixture(scope="session")
 def run(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from reluformer.training import train
     from reluformer.training.progress import SilentProgress
+    from reluformer.translation.task import train
 
     directory = tmp_path_factory.mktemp("runs") / "trained"
     train(recipe, directory, progress=SilentProgress())

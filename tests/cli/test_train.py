@@ -12,10 +12,10 @@ import pytest
 import yaml
 from click.testing import Result
 
-from reluformer.cli.train import _validation_bleu
 from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.training.run import RunDirectory
 from reluformer.translation import scoring
+from reluformer.translation import task as module
 from reluformer.translation import translator as decoding
 from reluformer.translation.prepared import PreparedCorpus
 from reluformer.translation.recipe import Recipe
@@ -34,15 +34,15 @@ def test_validation_bleu_is_of_documents_read_as_the_model_was_trained(
             super().__init__(*arguments)
             seen.append((self.config.window_tokens, self.config.beam))
 
-    monkeypatch.setattr(decoding, "Translator", Watched)
-    evaluate = _validation_bleu(
+    monkeypatch.setattr(module, "Translator", Watched)
+    task = module.TranslationTask(
         recipe.replace(
             training=recipe.training.replace(validate_bleu=2), decoding=recipe.decoding.replace(window_tokens=asked)
         ),
         run / "data",
     )
-    assert evaluate is not None
-    found = evaluate(ReLUFormer.load(run))
+    assert task.evaluate is not None
+    found = task.evaluate(ReLUFormer.load(run))
     documents = list(islice(PreparedCorpus(run / "data").documents("valid"), 2))
     hypotheses = decoding.load(run, beam=1, window_tokens=read).translate_documents([d.src for d in documents])
     assert found == {"bleu": scoring.score(hypotheses, [d.tgt or () for d in documents]).bleu.value}

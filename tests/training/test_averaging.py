@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from reluformer.errors import ArgumentError
-from reluformer.training.averaging import MovingAverage, mean_of
+from reluformer.training.optimizer import MovingAverage, mean_of
 
 
 def scalar_module(value: float) -> nn.Linear:

@@ -12,12 +12,12 @@ import yaml
 
 from reluformer.models import storage
 from reluformer.models.encoder_decoder import ReLUFormer
-from reluformer.training import DivergedError, train
-from reluformer.training.feed import Feed
-from reluformer.training.progress import Glance, SilentProgress
+from reluformer.training.divergence import DivergedError
+from reluformer.training.progress import SilentProgress, UpdateReport
 from reluformer.training.run import RunDirectory
 from reluformer.translation.prepared import PreparedCorpus
 from reluformer.translation.recipe import Recipe
+from reluformer.translation.task import TrainingBatches, train
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,9 +33,9 @@ class Watching(SilentProgress):
         self.at = at
         self.said: list[str] = []
 
-    def update(self, glance: Glance) -> None:
+    def update(self, report: UpdateReport) -> None:
         if self.at is not None:
-            self.at(glance.step)
+            self.at(report.step)
 
     def message(self, text: str) -> None:
         self.said.append(text)
@@ -76,7 +76,7 @@ def test_accumulated_batches_equal_one_large_batch_of_the_same_rows(
     make_recipe: Any, prepared: Path, tmp_path: Path
 ) -> None:
     """Both updates see every segment exactly once: the small batches are an epoch, and so is the large one."""
-    epoch = Feed(PreparedCorpus(prepared).store("train"), make_recipe().training).plan.steps_per_epoch
+    epoch = TrainingBatches(PreparedCorpus(prepared).store("train"), make_recipe().training).batches_per_epoch
     small = make_recipe(model={"dropout": 0.0}, updates=1, accumulate=epoch, clip=None)
     large = make_recipe(model={"dropout": 0.0}, updates=1, tokens_per_batch=1_000_000, clip=None)
     run(small, tmp_path / "small", prepared)
@@ -118,7 +118,7 @@ def test_a_torn_checkpoint_is_passed_over(make_recipe: Any, prepared: Path, tmp_
     (tmp_path / "torn/checkpoints/step-00000006/optimizer.safetensors").write_bytes(b"torn")
     watching = Watching()
     run(recipe, tmp_path / "torn", prepared, progress=watching)
-    assert "going on after update 3" in watching.said
+    assert "resuming after update 3" in watching.said
     assert any("step-00000006" in text for text in watching.said)
     assert losses(tmp_path / "torn") == losses(tmp_path / "whole")
 

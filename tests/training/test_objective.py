@@ -10,7 +10,8 @@ from reluformer.models.config import ModelConfig
 from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.regularizers import RegularizerConfig
 from reluformer.training import objective as module
-from reluformer.training.objective import Objective, linear_cross_entropy
+from reluformer.training.objective import linear_cross_entropy
+from reluformer.translation.task import TranslationObjective
 
 
 def problem(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
@@ -72,10 +73,10 @@ def test_no_positions_cost_nothing() -> None:
     assert weight.grad is not None and not weight.grad.any()
 
 
-def tiny_objective(**options: object) -> Objective:
+def tiny_objective(**options: object) -> TranslationObjective:
     torch.manual_seed(0)
     config = ModelConfig(vocab_size=20, width=16, heads=2, encoder_layers=1, decoder_layers=1, slots=16, dropout=0.0)
-    return Objective(ReLUFormer(config), **options)  # type: ignore[arg-type]
+    return TranslationObjective(ReLUFormer(config), **options)  # type: ignore[arg-type]
 
 
 def padded_batch() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

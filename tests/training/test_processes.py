@@ -13,11 +13,10 @@ from torch.distributed.fsdp import fully_shard
 from reluformer.models.config import ModelConfig
 from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.regularizers import RegularizerConfig
-from reluformer.training.averaging import MovingAverage
 from reluformer.training.config import TrainingConfig
-from reluformer.training.objective import Objective
-from reluformer.training.optimizer import Optimizer
+from reluformer.training.optimizer import MovingAverage, Optimizer
 from reluformer.training.processes import Processes
+from reluformer.translation.task import TranslationObjective
 
 
 @pytest.fixture
@@ -28,10 +27,12 @@ def group(tmp_path: Path) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def trained(sharded: bool, updates: int, restored: tuple[dict, dict] | None = None) -> tuple[Objective, Optimizer]:  # type: ignore[type-arg]
+def trained(
+    sharded: bool, updates: int, restored: tuple[dict, dict] | None = None
+) -> tuple[TranslationObjective, Optimizer]:  # type: ignore[type-arg]
     torch.manual_seed(0)
     config = ModelConfig(vocab_size=20, width=16, heads=2, encoder_layers=1, decoder_layers=1, slots=16, dropout=0.0)
-    objective = Objective(ReLUFormer(config), 0.1, RegularizerConfig())
+    objective = TranslationObjective(ReLUFormer(config), 0.1, RegularizerConfig())
     if sharded:
         fully_shard(objective, mesh=init_device_mesh("cpu", (1,)))
     optimizer = Optimizer(TrainingConfig(clip=0.5), objective, Accelerator(cpu=True))
@@ -48,7 +49,7 @@ def trained(sharded: bool, updates: int, restored: tuple[dict, dict] | None = No
     return objective, optimizer
 
 
-def weights(objective: Objective) -> dict[str, torch.Tensor]:
+def weights(objective: TranslationObjective) -> dict[str, torch.Tensor]:
     return Processes(Accelerator(cpu=True)).whole(dict(objective.named_parameters()))
 
 

@@ -6,11 +6,11 @@ import pytest
 from rich.console import Console
 
 from reluformer.training import progress as module
-from reluformer.training.progress import Glance, LineProgress, LiveProgress, duration
+from reluformer.training.progress import LineProgress, LiveProgress, UpdateReport, duration
 
 
-def glance(step: int) -> Glance:
-    return Glance(step, 100, 3.25, 1234.5, 125.0, {"dead": 0.125})
+def report(step: int) -> UpdateReport:
+    return UpdateReport(step, 100, 3.25, 1234.5, 125.0, {"dead": 0.125})
 
 
 def test_one_line_a_minute_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,7 +19,7 @@ def test_one_line_a_minute_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -
     stream = io.StringIO()
     progress = LineProgress(stream)
     for step in (1, 2, 3, 4):
-        progress.update(glance(step))
+        progress.update(report(step))
     progress.close()
     lines = stream.getvalue().splitlines()
     assert [line.split()[1] for line in lines] == ["1/100", "3/100"]
@@ -29,7 +29,7 @@ def test_one_line_a_minute_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -
 def test_the_live_bar_shows_the_same() -> None:
     stream = io.StringIO()
     progress = LiveProgress(Console(file=stream, force_terminal=True, width=200))
-    progress.update(glance(7))
+    progress.update(report(7))
     progress.message("validation loss 3.1")
     progress.close()
     assert "7/100" in stream.getvalue() and "dead 12.5%" in stream.getvalue()

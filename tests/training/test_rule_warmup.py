@@ -11,12 +11,12 @@ from reluformer.layers import TokenRead
 from reluformer.models.config import ModelConfig
 from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.rules import RowCentered
-from reluformer.training import train
 from reluformer.training.config import TrainingConfig
 from reluformer.training.loop import Trainer
+from reluformer.training.optimizer import RuleWarmup
 from reluformer.training.progress import SilentProgress
-from reluformer.training.rule_warmup import RuleWarmup
 from reluformer.training.run import RunDirectory
+from reluformer.translation.task import train
 
 CENTRED = {"decoder_attention": "relu_exp", "cross_attention": "relu_exp"}
 
@@ -84,8 +84,8 @@ class TestRuleWarmup:
         logs = [event["loss"] for event in RunDirectory(tmp_path / "at_once").log.events("train")]
 
         class Stopping(SilentProgress):
-            def update(self, glance: Any) -> None:
-                if glance.step == 4:
+            def update(self, report: Any) -> None:
+                if report.step == 4:
                     raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):

@@ -18,7 +18,7 @@ def test_recipe_comes_back(make_recipe: Any, tmp_path: Path) -> None:
     recipe = make_recipe(regularizer={}, model={"encoder_attention": {"name": "relu", "gamma": 2.0}})
     run = RunDirectory(tmp_path / "run")
     run.begin(recipe)
-    assert run.recipe() == recipe
+    assert run.recipe(Recipe) == recipe
     assert load_yaml(Recipe, tmp_path / "run/recipe.yaml").model_config_for(300) == recipe.model_config_for(300)
 
 
@@ -26,15 +26,15 @@ def test_another_recipe_is_refused_with_the_keys_that_differ(make_recipe: Any, t
     run = RunDirectory(tmp_path)
     run.begin(make_recipe())
     with pytest.raises(ConfigError, match=r"model\.width \(32 -> 64\), training\.lr"):
-        run.check_continues(make_recipe(model={"width": 64}, lr=1.0))
+        run.check_resumable(make_recipe(model={"width": 64}, lr=1.0))
 
 
 def test_limits_may_change_on_the_way(make_recipe: Any, tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.begin(make_recipe())
-    run.check_continues(make_recipe(updates=100, patience=3, checkpoint_every=7))
+    run.check_resumable(make_recipe(updates=100, patience=3, checkpoint_every=7))
     spelled_out = dict.fromkeys(("encoder_attention", "decoder_attention", "cross_attention"), "relu")
-    run.check_continues(make_recipe(model={"architecture": "transformer", **spelled_out}))
+    run.check_resumable(make_recipe(model={"architecture": "transformer", **spelled_out}))
     assert run.exists
 
 
@@ -42,7 +42,7 @@ def test_a_cosine_does_not_stretch(make_recipe: Any, tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.begin(make_recipe(schedule="cosine"))
     with pytest.raises(ConfigError, match=r"training\.updates"):
-        run.check_continues(make_recipe(schedule="cosine", updates=100))
+        run.check_resumable(make_recipe(schedule="cosine", updates=100))
 
 
 def test_a_directory_of_something_else_is_refused(make_recipe: Any, tmp_path: Path) -> None:
@@ -76,14 +76,14 @@ def test_a_kill_while_a_run_is_deleted_is_not_in_the_way(
         with pytest.raises(KeyboardInterrupt):
             run.begin(make_recipe(lr=1.0))
     run.begin(make_recipe(lr=1.0))
-    assert run.recipe() == make_recipe(lr=1.0)
+    assert run.recipe(Recipe) == make_recipe(lr=1.0)
     assert not (tmp_path / "evaluation").exists()
 
 
 def test_what_a_kill_left_half_written_is_not_in_the_way(make_recipe: Any, tmp_path: Path) -> None:
     (tmp_path / ".recipe.yaml.partial").write_text("data:")
     RunDirectory(tmp_path).begin(make_recipe())
-    assert RunDirectory(tmp_path).recipe() == make_recipe()
+    assert RunDirectory(tmp_path).recipe(Recipe) == make_recipe()
 
 
 def test_early_stopping_needs_a_validation_split(make_recipe: Any) -> None:

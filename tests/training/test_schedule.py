@@ -6,7 +6,7 @@ import pytest
 
 from reluformer.errors import ConfigError
 from reluformer.training.config import TrainingConfig
-from reluformer.training.schedule import learning_rate
+from reluformer.training.optimizer import learning_rate
 
 
 def rates(at: list[int], **values: object) -> list[float]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 from reluformer.config import load_yaml
-from reluformer.training import train
 from reluformer.training.progress import SilentProgress
 from reluformer.translation.recipe import Recipe
+from reluformer.translation.task import train
 
 if __name__ == "__main__":
     recipe, run, prepared = sys.argv[1:]

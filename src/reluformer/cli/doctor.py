@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from reluformer.timing import Timing
-    from reluformer.training.resume_check import ResumeCheck
+    from reluformer.translation.resume_check import ResumeCheck
 
 
 EXTRAS = {
@@ -54,7 +54,7 @@ def doctor(
     findings = inspect_machine()
     exact = True
     if resume_check:
-        from reluformer.training.resume_check import resume_check as check
+        from reluformer.translation.resume_check import resume_check as check
 
         with Console(stderr=True).status("training, killing and resuming a tiny model"):
             result = check()

@@ -135,6 +135,7 @@ class History:
 def read_history(run: Path) -> History:
     """Return the history of the run in a directory, finished or not. No model is loaded."""
     from reluformer.training.run import RunDirectory
+    from reluformer.translation.recipe import Recipe
 
     directory = RunDirectory(run)
     status = directory.status
@@ -151,7 +152,7 @@ def read_history(run: Path) -> History:
         status=status.get("status", "not started"),
         reason=status.get("message") or status.get("reason"),
         updates=max((event["step"] for event in events), default=0),
-        updates_asked=directory.recipe().training.updates,
+        updates_asked=directory.recipe(Recipe).training.updates,
         tokens=result.get("tokens", last.get("total_tokens")),
         minutes=None if seconds is None else round(seconds / 60, 3),
         parameters=result.get("parameters"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,8 +17,7 @@ from rich.table import Table
 from reluformer.cli.options import AsJson, Overrides, Plugins, RecipeFile, default_run
 
 if TYPE_CHECKING:
-    from reluformer.models.encoder_decoder import ReLUFormer
-    from reluformer.training import TrainingResult
+    from reluformer.training.fit import TrainingResult
     from reluformer.training.run import RunDirectory
     from reluformer.translation.demo import Outcome
     from reluformer.translation.recipe import Recipe
@@ -43,21 +42,19 @@ def train(
     Example: reluformer train configs/multi30k.yaml --set training.max_minutes=10
     """
     from reluformer.config import load_yaml
-    from reluformer.training import train as run_training
     from reluformer.training.progress import SilentProgress, for_terminal
     from reluformer.translation.recipe import Recipe
+    from reluformer.translation.task import train as run_training
 
     recipe = load_yaml(Recipe, config, overrides)
     directory = run or default_run(config)
-    data = prepared or directory / "data"
     result = run_training(
         recipe,
         directory,
         init_from=init_from,
         resume=not fresh,
         progress=SilentProgress() if as_json else for_terminal(),
-        evaluate=_validation_bleu(recipe, data),
-        prepared=data,
+        prepared=prepared,
     )
     if as_json:
         typer.echo(json.dumps(result.to_json(), indent=2))
@@ -65,30 +62,6 @@ def train(
         Console().print(_summary(result), markup=False)
     if result.status == "interrupted":
         raise typer.Exit(130)
-
-
-def _validation_bleu(recipe: Recipe, data: Path) -> Callable[[ReLUFormer], Mapping[str, float]] | None:
-    """Return a function that computes BLEU of the first validation documents, or None if the recipe asks for none."""
-    count = recipe.training.validate_bleu
-    if not count or recipe.data.valid is None:
-        return None
-
-    def bleu(model: ReLUFormer) -> Mapping[str, float]:
-        from itertools import islice
-
-        from reluformer.translation.prepared import PreparedCorpus
-        from reluformer.translation.scoring import score
-        from reluformer.translation.translator import Translator
-
-        corpus = PreparedCorpus(data)
-        documents = list(islice(corpus.documents("valid"), count))
-        decoding = recipe.decoding_as_trained.replace(beam=1, n_best=1)
-        translator = Translator(model, corpus.tokenizer, decoding)
-        hypotheses = translator.translate_documents([document.src for document in documents])
-        scores = score(hypotheses, [document.tgt or () for document in documents], length_borders=())
-        return {"bleu": scores.bleu.value}
-
-    return bleu
 
 
 def _summary(result: TrainingResult) -> str:

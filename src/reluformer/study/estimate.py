@@ -15,9 +15,9 @@ from reluformer.study.plan import Plan, Run
 from reluformer.study.recall import RecallModel, Task
 from reluformer.study.trainings import model_of
 from reluformer.training.config import TrainingConfig
-from reluformer.training.objective import Objective
 from reluformer.training.optimizer import adamw
 from reluformer.translation.recipe import ModelRecipe
+from reluformer.translation.task import TranslationObjective
 
 SENTENCE_TOKENS = 32
 """Taken as the length of a sentence."""
@@ -109,7 +109,7 @@ def _seconds_a_cell(run: Run) -> float:
     device = torch.device("cuda" if on_gpu else "cpu")
     vocabulary = int(content["data"]["tokenizer"]["vocab_size"])
     model = ReLUFormer(ModelRecipe(**model_of(content["model"])).with_vocabulary(vocabulary)).to(device)
-    objective = Objective(model, training.label_smoothing, training.regularizer)
+    objective = TranslationObjective(model, training.label_smoothing, training.regularizer)
     optimizer = adamw(objective, training)
     rows = max(1, min(training.tokens_per_batch, WARM_UP_CELLS) // length)
     batch = [torch.randint(8, vocabulary, (rows, length), device=device) for _ in range(3)]

@@ -27,8 +27,8 @@ from reluformer.regularizers import RegularizerConfig
 from reluformer.study.plan import Run
 from reluformer.study.trainings import Context, model_of, rounded
 from reluformer.training.config import TrainingConfig
-from reluformer.training.objective import Objective
 from reluformer.training.optimizer import adamw
+from reluformer.translation.task import TranslationObjective
 from reluformer.translation.tokenizer import BEGIN
 
 BASELINE = "softmax"
@@ -75,7 +75,7 @@ def _model(content: Mapping[str, Any], label: str, seed: int) -> ReLUFormer:
 
 def _training_step(model: ReLUFormer, content: Mapping[str, Any], label: str, length: int) -> Callable[[], object]:
     regularizer = RegularizerConfig() if content["rules"][label].get("regularizer") else None
-    objective = Objective(model, 0.1, regularizer)
+    objective = TranslationObjective(model, 0.1, regularizer)
     optimizer = adamw(objective, TrainingConfig(lr=1e-5))
     rows = max(1, int(content["tokens"]) // length)
     generator = torch.Generator().manual_seed(length)

@@ -14,12 +14,12 @@ from reluformer.study.corpora import data_config, prepared_name
 from reluformer.study.folder import StudyFolder
 from reluformer.study.plan import Run
 from reluformer.training.config import TrainingConfig
-from reluformer.training.launch import train
-from reluformer.training.loop import DivergedError
-from reluformer.training.progress import Glance
+from reluformer.training.divergence import DivergedError
+from reluformer.training.progress import UpdateReport
 from reluformer.training.run import RunDirectory
 from reluformer.translation.prepare import prepare
 from reluformer.translation.recipe import DecodingConfig, ModelRecipe, Recipe
+from reluformer.translation.task import train
 
 TELEMETRY = (
     *("read_variance", "output_variance", "residual_variance", "zero_fraction", "entropy", "row_sum"),
@@ -173,8 +173,8 @@ class _Told:
     def __init__(self, report: Callable[[float, str], None]) -> None:
         self._report = report
 
-    def update(self, glance: Glance) -> None:
-        self._report(glance.step / glance.updates, f"loss {glance.loss:.3f}, {glance.tokens_per_second:,.0f} tokens/s")
+    def update(self, report: UpdateReport) -> None:
+        self._report(report.step / report.updates, f"loss {report.loss:.3f}, {report.tokens_per_second:,.0f} tokens/s")
 
     def message(self, text: str) -> None:
         print(text, flush=True)

@@ -1,18 +1,17 @@
-"""Training: a recipe in, a model out, interruptible at any moment.
+"""Training: one trainer for all models, which can be interrupted at any moment and resumes bit for bit.
 
-launch        train(): the whole of it
-start         with a checkpoint, given weights or random ones; what is deleted for it, and what never is
-loop          Trainer: update, log, validate, checkpoint
-objective     cross entropy that never holds all logits, and the regulariser
-feed          which batches in which update
-schedule      the learning rate
-averaging     moving averages, means of checkpoints
-checkpoint    to go on from, atomically
-run           the directory of a run
-divergence    where a loss stopped being a number
-progress      what a person sees
-processes     what several processes tell each other
-resume_check  proof that a killed training goes on bit for bit
+task        what the trainer has to know about a task: model, data, loss
+fit         fit(): a task and a directory in, a trained model out; starts or resumes a run
+loop        the training loop: update, log, validate, save a checkpoint
+state       the counters that a checkpoint keeps
+objective   cross entropy that never holds all logits, and the regulariser
+optimizer   AdamW, learning rate, rule warm-up and averages of weights
+checkpoint  checkpoints, written whole or not at all
+run         the run directory: recipe, log, status, checkpoints and models
+divergence  the error for a loss that is not finite: where it began and what may help
+progress    what a person sees, and TensorBoard
+processes   communication between the processes of one training
+config      the section `training` of a recipe
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from typing import Any
 
 _HOME = {
     "DivergedError": "reluformer.training.divergence",
-    "TrainingResult": "reluformer.training.launch",
-    "train": "reluformer.training.launch",
+    "TrainingResult": "reluformer.training.fit",
+    "train": "reluformer.translation.task",  # scripts for version 0.1 import it from here; it is `reluformer.train`
 }
 __all__ = ["DivergedError", "TrainingResult", "train"]
 

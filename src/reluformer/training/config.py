@@ -1,8 +1,8 @@
-"""The configuration of training."""
+"""The configuration of training: the section `training` of a recipe, and what every recipe has."""
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -96,3 +96,40 @@ class TrainingConfig(Config):
                 "rule_warmup changes the rules at every update, and compile=true would compile each of them"
             )
         return self
+
+
+FREE_TO_CHANGE = frozenset(
+    {
+        "updates",
+        "max_minutes",
+        "patience",
+        "checkpoint_every",
+        "checkpoint_minutes",
+        "keep_checkpoints",
+        "tensorboard",
+    }
+)
+"""Keys of `training` that may differ when a run is resumed: they do not change its mathematics."""
+
+
+class TrainingRecipe(Config):
+    """The base of every recipe. Each task adds its own sections beside `training`."""
+
+    if TYPE_CHECKING:  # each recipe declares the section itself and so decides the order in its files
+        training: TrainingConfig
+
+    def resolved(self) -> dict[str, Any]:
+        """Returns the recipe as plain data in which equal trainings are equal, however they are written."""
+        return self.model_dump(mode="json")
+
+    def is_free(self, key: str, *, corpus_known: bool) -> bool:
+        """Returns whether a resumed run may change `key`, e.g. "training.updates".
+
+        Args:
+            key: The path of a value in `resolved`.
+            corpus_known: Whether the log identifies the corpus, so that its files may have moved.
+        """
+        section, _, name = key.partition(".")
+        if (section, name) == ("training", "updates"):
+            return self.training.schedule != "cosine"  # a cosine depends on the last update
+        return section == "training" and name in FREE_TO_CHANGE

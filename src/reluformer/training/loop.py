@@ -3,7 +3,7 @@
 Nothing but weights, optimiser moments, averages and a few counters is carried from one
 update to the next: the data is a function of (seed, step), and dropout is seeded anew
 for each batch from (seed, step, batch, rank). So a checkpoint needs no state of any
-random generator, and training goes on from it bit for bit.
+random generator, and training resumes from it bit for bit.
 
 Losses are sums divided by the number of target tokens of the whole update: all batches,
 all processes. The regulariser is a mean over the live attention rows of a batch (of all
@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -24,55 +24,37 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.telemetry import Telemetry
-from reluformer.training.averaging import MovingAverage
 from reluformer.training.checkpoint import Checkpoint
-from reluformer.training.config import TrainingConfig
-from reluformer.training.divergence import DivergedError, diagnose
-from reluformer.training.feed import Feed
-from reluformer.training.objective import LossSums, Objective
-from reluformer.training.optimizer import Optimizer
+from reluformer.training.divergence import diagnose
+from reluformer.training.objective import LossSums
+from reluformer.training.optimizer import MovingAverage, Optimizer, RuleWarmup, learning_rate
 from reluformer.training.processes import Processes
-from reluformer.training.progress import Glance, TrainingProgress
-from reluformer.training.rule_warmup import RuleWarmup
+from reluformer.training.progress import TrainingProgress, UpdateReport
 from reluformer.training.run import RunDirectory
-from reluformer.training.schedule import learning_rate
 from reluformer.training.state import Interval, TrainingState
-from reluformer.translation.batches import Batch
-
-Evaluate = Callable[[ReLUFormer], Mapping[str, float]]
-"""Scores of a model beside its loss, e.g. {"bleu": 27.1}; called on the main process at each validation."""
+from reluformer.training.task import Batch, Task
 
 
 class Trainer:
     """Runs updates from `state` on until there is a reason to stop."""
 
-    def __init__(
-        self,
-        config: TrainingConfig,
-        objective: Objective,
-        accelerator: Accelerator,
-        feed: Feed,
-        validation: Iterable[Batch] | None,
-        run: RunDirectory,
-        progress: TrainingProgress,
-        evaluate: Evaluate | None = None,
-    ) -> None:
-        self.config = config
-        self.feed = feed
-        self.validation = validation
+    def __init__(self, task: Task, accelerator: Accelerator, run: RunDirectory, progress: TrainingProgress) -> None:
+        self.task = task
+        self.config = config = task.recipe.training
         self.run = run
         self.progress = progress
-        self.evaluate = evaluate
+        self.processes = Processes(accelerator)
+        self.data = task.training_data(self.processes.rank, self.processes.world)
+        self.validation = task.validation_data(self.processes.rank, self.processes.world)
         self.state = TrainingState()
         self.stop_requested = False
-        self.processes = Processes(accelerator)
-        self.optimizer = Optimizer(config, objective, accelerator)
+        torch.manual_seed(config.seed)
+        self.objective = task.build_objective(task.build_model())
+        self.optimizer = Optimizer(config, self.objective, accelerator)
         self.wrapped = self.optimizer.wrapped
-        self.objective = objective
-        self._uncompiled = objective.forward if config.compile else objective
-        self.model = objective.model
+        self._uncompiled = self.objective.forward if config.compile else self.objective
+        self.model = self.objective.model
         self.rule_warmup = RuleWarmup(self.model, config.rule_warmup)
         self.average = None if config.ema_decay is None else MovingAverage(self.model, config.ema_decay)
         self.telemetry = Telemetry(self.model, every=config.telemetry_every, seed=config.seed)
@@ -84,7 +66,7 @@ class Trainer:
     # ------------------------------------------------------------------ the loop
 
     def train(self) -> str:
-        """Until one of the limits is reached; the reason."""
+        """Trains until one of the limits is reached, and returns the reason to stop."""
         state = self.state
         self._started = self._last_checkpoint = time.monotonic()
         self._seconds_before = state.seconds
@@ -105,7 +87,7 @@ class Trainer:
         return reason
 
     def _reason_to_stop(self) -> str | None:
-        """The same on every process: clocks and signals differ between them, so they vote."""
+        """Returns the same on every process: clocks and signals differ between them, so they vote."""
         minutes = self.config.max_minutes
         late = minutes is not None and self.state.step > 0 and self._seconds() >= 60 * minutes
         overdue = time.monotonic() - self._last_checkpoint >= 60 * self.config.checkpoint_minutes
@@ -121,7 +103,7 @@ class Trainer:
         return "patience" if over else None
 
     def _validation_is_due(self, reason: str | None) -> bool:
-        """Regularly, and on the last weights of a run that has reached its end."""
+        """Returns whether to validate: regularly, and on the last weights of a run that has reached its end."""
         return self.state.step % self.config.validate_every == 0 or reason in ("updates", "max_minutes")
 
     def _seconds(self) -> float:
@@ -131,7 +113,7 @@ class Trainer:
 
     def _update(self, step: int) -> None:
         self.wrapped.train()
-        batches = [batch.to(self.processes.device) for batch in self.feed.batches(step)]
+        batches = [batch.to(self.processes.device) for batch in self.data.batches(step)]
         tokens = self.processes.sum([batch.target_tokens for batch in batches])
         total = sum(tokens)
         sums = []
@@ -165,21 +147,21 @@ class Trainer:
     def _forward(self, step: int, batch: Batch, watched: bool) -> LossSums:
         watching = watched and self.processes.is_main and step % self.telemetry.every == 0
         if watching and self.config.compile:  # compiled code runs no hooks: look at a pass of its own
-            with torch.no_grad(), self.telemetry.watch(step, batch.source_mask, batch.target_mask):
-                self._uncompiled(*_arguments(batch))
+            with torch.no_grad(), self.telemetry.watch(step, batch.row_masks):
+                self._uncompiled(*batch.inputs)
         watch = watching and not self.config.compile
-        with self.telemetry.watch(step, batch.source_mask, batch.target_mask) if watch else nullcontext():
-            sums: LossSums = self.wrapped(*_arguments(batch))
+        with self.telemetry.watch(step, batch.row_masks) if watch else nullcontext():
+            sums: LossSums = self.wrapped(*batch.inputs)
         return sums
 
     def _log_telemetry(self) -> None:
-        """After the backward pass, so that gradients are told, too; those of fp16 are scaled."""
+        """Logs after the backward pass, so that gradients are included; those of fp16 are scaled and left out."""
         if self.config.precision != "fp16":
             self.telemetry.look_at_gradients()
         self._log("telemetry", reads={name: read.to_dict() for name, read in self.telemetry.latest.items()})
 
     def _rows(self, part: LossSums) -> float | None:
-        """Live attention rows of a batch on all processes."""
+        """Returns the live attention rows of a batch on all processes."""
         return None if part.regularizer is None else self.processes.sum([float(part.regularizer.live)])[0]
 
     def _regularizer(self, part: LossSums, rows: float) -> Tensor:
@@ -190,17 +172,17 @@ class Trainer:
 
     @staticmethod
     def _measured(part: LossSums) -> Tensor:
-        """The sums as one vector, without gradient."""
+        """Returns the sums as one vector, without gradient."""
         parts = [part.smoothed, part.plain, *(part.regularizer or ())]
         return torch.stack([value.detach().cpu().double() for value in parts])
 
     def _diverged(self, step: int, batches: list[Batch], what: str) -> None:
-        """Stop before the weights are touched, keep them, and say where it began."""
+        """Stops before the weights are updated, saves them, and raises an error that says where it began."""
 
         def again() -> None:
             for i, batch in enumerate(batches):
                 torch.manual_seed(_seed_of(self.config.seed, step, i, self.processes.rank))
-                self._uncompiled(*_arguments(batch))
+                self._uncompiled(*batch.inputs)
 
         error = diagnose(self.model, again, self.config, step, what)
         self.optimizer.clear()
@@ -208,7 +190,7 @@ class Trainer:
         self.save_checkpoint()
         raise error
 
-    # ------------------------------------------------------------------ looking at it
+    # ------------------------------------------------------------------ progress, log and validation
 
     def _show(self, latest: Interval) -> None:
         if not self.processes.is_main:
@@ -220,7 +202,9 @@ class Trainer:
             left = min(left, 60 * self.config.max_minutes - seconds)
         rows = latest.rows or _mean_rows(self.telemetry)
         speed = self.state.tokens / seconds if seconds else 0.0
-        self.progress.update(Glance(self.state.step, self.config.updates, latest.loss, speed, max(left, 0.0), rows))
+        self.progress.update(
+            UpdateReport(self.state.step, self.config.updates, latest.loss, speed, max(left, 0.0), rows)
+        )
 
     def _log(self, event: str, **values: Any) -> None:
         if self.processes.is_main:
@@ -234,7 +218,7 @@ class Trainer:
             "train",
             **interval.summary(self.config.regularizer),
             lr=learning_rate(self.config, state.step),
-            epoch=state.step / self.feed.updates_per_epoch,
+            epoch=state.step / self.data.updates_per_epoch,
             total_tokens=state.tokens,
             seconds=round(state.seconds, 3),
             tokens_per_second=round(interval.tokens / max(state.seconds - interval.since, 1e-9), 1),
@@ -250,7 +234,7 @@ class Trainer:
             self.processes.regather(self.wrapped)
             sums = torch.zeros(2, dtype=torch.float64)
             for batch in self.validation:
-                part = self.objective(*_arguments(batch.to(self.processes.device)))
+                part = self.objective(*batch.to(self.processes.device).inputs)
                 sums += torch.tensor([float(part.plain), float(batch.target_tokens)], dtype=torch.float64)
             plain, tokens = self.processes.sum(sums.tolist())
             loss = plain / tokens
@@ -269,20 +253,20 @@ class Trainer:
             self.progress.message(f"update {self.state.step}: validation loss {loss:.4f}{told}" + "  best" * better)
 
     def _scores(self) -> dict[str, float]:
-        """What `evaluate` says, of a copy on the main process where the weights are sharded."""
-        if self.evaluate is None:
+        """Returns the scores of the task. Where the weights are sharded, a whole copy of the model is scored."""
+        if self.task.evaluate is None:
             return {}
         model = self.model
         if self.processes.sharded(self.wrapped):
             weights = self.processes.whole(dict(self.model.named_parameters()))
-            model = ReLUFormer(self.model.config).to(self.processes.device).eval()
+            model = self.task.build_model().to(self.processes.device).eval()
             self.processes.fill(dict(model.named_parameters()), weights)
-        return dict(self.evaluate(model)) if self.processes.is_main else {}
+        return dict(self.task.evaluate(model)) if self.processes.is_main else {}
 
-    # ------------------------------------------------------------------ keeping it
+    # ------------------------------------------------------------------ checkpoints
 
     def save_checkpoint(self) -> None:
-        """Everything as it is after `state.step` updates; once, so that a good checkpoint is never replaced."""
+        """Saves everything after `state.step` updates; only once, so that a good checkpoint is never replaced."""
         if self._saved_step == self.state.step:
             return
         self._saved_step = self.state.step
@@ -303,7 +287,7 @@ class Trainer:
 
     @torch.no_grad()
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Continue from a checkpoint. Values are copied, so that memory is aligned as in the first run."""
+        """Resumes from a checkpoint. Values are copied, so that memory is aligned as in the first run."""
         parameters = dict(self.model.named_parameters())
         self.processes.fill(parameters, checkpoint.tensors["model"])
         self.optimizer.restore(checkpoint.tensors["optimizer"], checkpoint.state["scaler"], self.processes)
@@ -316,26 +300,19 @@ class Trainer:
     def _save_best(self) -> None:
         weights = self.processes.whole(dict(self.model.named_parameters()))
         if self.processes.is_main:
-            self.run.save_best(self.model.config, weights, self.state.step)
+            self.run.save_best(lambda directory: self.task.save_model(directory, weights), self.state.step)
         self.processes.wait()
 
 
-def _arguments(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    return batch.source, batch.target_in, batch.target_out, batch.source_mask, batch.target_mask
-
-
 def _seed_of(*numbers: int) -> int:
-    """A seed far from those of neighbouring steps, equal in every process and version."""
+    """Returns a seed far from those of neighbouring steps, equal in every process and version."""
     digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def _mean_rows(telemetry: Telemetry) -> dict[str, float]:
-    """Shares of dead rows and of zero weights in attention at the last look."""
+    """Returns the shares of dead rows and of zero weights in attention at the last telemetry."""
     reads = [read for name, read in telemetry.latest.items() if not name.endswith("ffn")]
     shares = {"dead": [r.dead for r in reads], "zero": [r.zero_fraction for r in reads]}
     flat = {name: [x for heads in values for x in heads if math.isfinite(x)] for name, values in shares.items()}
     return {name: sum(values) / len(values) for name, values in flat.items() if values}
-
-
-__all__ = ["DivergedError", "Evaluate", "Trainer"]

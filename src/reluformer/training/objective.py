@@ -7,11 +7,12 @@ With z = logits of one position over V tokens, t its target and e the smoothing,
 which is torch's own definition. `Objective` returns *sums* and counts: parts of a batch,
 on other processes too, are added up before anything is divided.
 
-Shapes: B batch, S source tokens, T target tokens, N = real target tokens, D width, V vocabulary.
+Shapes: B batch, T target tokens, N real target tokens, D width, V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from reluformer import regularizers
-from reluformer.models.encoder_decoder import ReLUFormer
+from reluformer.memory import RowStats
 from reluformer.regularizers import RegularizerConfig, RegularizerSums
 
 _CHUNK_CELLS = 2**23
@@ -95,7 +96,22 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def linear_cross_entropy(
     states: Tensor, weight: Tensor, target: Tensor, smoothing: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """(N, D), (V, D), (N,) -> sums over N of the smoothed loss, differentiable, and of the plain one, not."""
+    """Returns the cross entropy of the logits states @ weight^T, which never exist as a whole.
+
+    Args:
+        states: (N, D).
+        weight: (V, D) output embedding.
+        target: (N,) token ids.
+        smoothing: Share of the target distribution that is spread over the vocabulary.
+
+    Returns:
+        The sum over N of the smoothed loss, which is differentiable, and of the plain loss, which is not.
+
+    Example:
+        >>> smoothed, plain = linear_cross_entropy(torch.zeros(2, 4), torch.zeros(8, 4), torch.tensor([1, 2]))
+        >>> round(float(plain), 4)  # two times log 8
+        4.1589
+    """
     needed = torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad)
     with torch.autocast(states.device.type, enabled=False):
         sums = _LinearCrossEntropy.apply(states, weight, target, smoothing, needed)  # type: ignore[no-untyped-call]
@@ -113,35 +129,50 @@ class LossSums(NamedTuple):
 
 
 class Objective(nn.Module):
-    """A model with its loss, in one forward pass: what is wrapped for several processes."""
+    """A model with its loss, in one forward pass: the module that is wrapped for several processes.
+
+    A task derives from it and defines `forward`, which takes the inputs of a batch, runs the model and ends in
+    `sums`. Row statistics are needed only while `regularized` is true.
+    """
 
     def __init__(
-        self, model: ReLUFormer, label_smoothing: float = 0.0, regularizer: RegularizerConfig | None = None
+        self, model: nn.Module, label_smoothing: float = 0.0, regularizer: RegularizerConfig | None = None
     ) -> None:
         super().__init__()
         self.model = model
         self.label_smoothing = label_smoothing
         self.regularizer = regularizer
 
-    def forward(
+    @property
+    def regularized(self) -> bool:
+        """Whether this forward pass adds the regulariser; validation does not."""
+        return self.regularizer is not None and self.training
+
+    def sums(
         self,
-        source: Tensor,
-        target_in: Tensor,
-        target_out: Tensor,
-        source_mask: Tensor | None = None,
-        target_mask: Tensor | None = None,
+        states: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        target_mask: Tensor | None,
+        reads: Mapping[str, RowStats],
+        row_masks: Mapping[str, Tensor | None],
     ) -> LossSums:
-        """(B, S), (B, T), (B, T); masks are True at tokens, None = no padding. Logits exist only at real targets."""
-        regularized = self.regularizer is not None and self.training
-        encoded = self.model.encode(source, source_mask, stats=regularized)
-        states, reads = self.model.decode(target_in, encoded, stats=regularized)
-        states, target = states.flatten(0, 1), target_out.flatten()
+        """Returns the loss of a batch as sums. Logits are computed at real targets only.
+
+        Args:
+            states: (B, T, D) states that predict the targets.
+            weight: (V, D) output embedding.
+            target: (B, T) token ids to predict.
+            target_mask: (B, T), True at tokens; None = no padding.
+            reads: The row statistics of each attention, by name; used only while `regularized` is true.
+            row_masks: The masks of real queries, by the first part of a read's name.
+        """
+        states, target = states.flatten(0, 1), target.flatten()
         if target_mask is not None:
             real = target_mask.flatten().nonzero().squeeze(1)
             states, target = states.index_select(0, real), target.index_select(0, real)
-        smoothed, plain = linear_cross_entropy(states, self.model.output_embedding.weight, target, self.label_smoothing)
+        smoothed, plain = linear_cross_entropy(states, weight, target, self.label_smoothing)
         rows = None
-        if self.regularizer is not None and self.training:
-            masks = {"encoder": source_mask, "decoder": target_mask}
-            rows = regularizers.total({**encoded.reads, **reads}, masks, self.regularizer.margin)
+        if self.regularizer is not None and self.regularized:
+            rows = regularizers.total(reads, row_masks, self.regularizer.margin)
         return LossSums(smoothed, plain, rows)

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from reluformer.regularizers import RegularizerConfig
-from reluformer.translation.batches import Batch
+from reluformer.training.task import Batch
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Sums over the updates since the last line of the log, of all processes."""
+    """Sums over the updates since the last line of the log, over all processes."""
 
     smoothed: float = 0.0
     plain: float = 0.0
@@ -24,42 +24,43 @@ class Interval:
     active: float = 0.0
     tokens: float = 0.0
     cells: int = 0
-    """Places in the batches of this process, both sides; `filled` of them hold tokens."""
+    """Positions in the batches of this process; `filled` of them hold tokens."""
     filled: int = 0
     updates: int = 0
     gradient_norm: float = 0.0
     """Sum over updates."""
     since: float = 0.0
-    """Seconds of training at the beginning."""
+    """Seconds of training when the interval began."""
 
     @classmethod
     def from_sums(cls, sums: Sequence[float], tokens: float, batches: Sequence[Batch]) -> Interval:
-        """One update, from its sums in the order of the fields."""
+        """Returns the interval of one update, from its sums in the order of the fields."""
         smoothed, plain, *rows = sums
         normalization, entropy, live, dead, active = rows or [0.0] * 5
-        cells = sum(batch.source.numel() + batch.target_in.numel() for batch in batches)
-        padded = sum(_padding(mask) for batch in batches for mask in (batch.source_mask, batch.target_mask))
+        cells = sum(batch.cells for batch in batches)
+        padded = sum(batch.padding for batch in batches)
         return cls(
             smoothed, plain, normalization, entropy, live, dead, active, tokens, cells=cells, filled=cells - padded
         )
 
     @property
     def loss(self) -> float:
-        """Smoothed cross entropy a token."""
+        """Smoothed cross entropy per token."""
         return self.smoothed / self.tokens
 
     @property
     def finite(self) -> bool:
+        """Whether the loss and both terms of the regulariser are finite."""
         return math.isfinite(self.smoothed) and math.isfinite(self.normalization) and math.isfinite(self.entropy)
 
     @property
     def rows(self) -> dict[str, float]:
-        """Shares of dead rows and of rows beyond the entropy margin, where rows are looked at."""
+        """Shares of dead rows and of rows beyond the entropy margin; empty without a regulariser."""
         total = self.live + self.dead
         return {"dead": self.dead / total, "diffuse": self.active / max(self.live, 1)} if total else {}
 
     def with_update(self, update: Interval, gradient_norm: float) -> Interval:
-        """These updates and one more."""
+        """Returns this interval with one more update."""
         values = asdict(self)
         for name, value in asdict(update).items():
             values[name] += value
@@ -73,7 +74,7 @@ class Interval:
         )
 
     def summary(self, regularizer: RegularizerConfig | None) -> dict[str, Any]:
-        """Means, as they are logged."""
+        """Returns the means, as they are logged."""
         values: dict[str, Any] = {
             "loss": self.loss,
             "nll": self.plain / self.tokens,
@@ -88,19 +89,15 @@ class Interval:
         return values
 
 
-def _padding(mask: Any) -> int:
-    return 0 if mask is None else mask.numel() - int(mask.sum())
-
-
 @dataclass
 class TrainingState:
-    """After `step` updates."""
+    """The state of training after `step` updates."""
 
     step: int = 0
     tokens: float = 0.0
     """Target tokens seen."""
     seconds: float = 0.0
-    """Of training, resumed parts added up."""
+    """Seconds of training, resumed parts added up."""
     best_loss: float | None = None
     """Lowest validation loss; None before the first."""
     best_step: int = 0
@@ -109,9 +106,10 @@ class TrainingState:
     interval: Interval = field(default_factory=Interval)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data; floats survive JSON exactly."""
+        """Returns the state as plain data; floats survive JSON exactly."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> TrainingState:
+        """Returns the state that `to_json` wrote."""
         return cls(**{**values, "interval": Interval(**values["interval"])})

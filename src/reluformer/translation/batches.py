@@ -183,8 +183,29 @@ class Batch:
     target_tokens: int
     """Tokens to predict, without padding."""
 
+    @property
+    def inputs(self) -> tuple[Tensor | None, ...]:
+        """The arguments of the training objective."""
+        return self.source, self.target_in, self.target_out, self.source_mask, self.target_mask
+
+    @property
+    def row_masks(self) -> dict[str, Tensor | None]:
+        """The masks of real queries, by the part of the model that reads."""
+        return {"encoder": self.source_mask, "decoder": self.target_mask}
+
+    @property
+    def cells(self) -> int:
+        """Positions of both sides, padding included."""
+        return self.source.numel() + self.target_in.numel()
+
+    @property
+    def padding(self) -> int:
+        """Positions of both sides that hold padding."""
+        masks = (mask for mask in (self.source_mask, self.target_mask) if mask is not None)
+        return sum(mask.numel() - int(mask.sum()) for mask in masks)
+
     def to(self, device: torch.device | str) -> Batch:
-        """The same batch on `device`."""
+        """Returns the same batch on `device`."""
         return Batch(
             self.source.to(device),
             None if self.source_mask is None else self.source_mask.to(device),

@@ -18,7 +18,7 @@ from reluformer import rules
 from reluformer.config import Config
 from reluformer.errors import ReluformerError
 from reluformer.models.config import Architecture, ModelConfig, Preset
-from reluformer.training.config import TrainingConfig
+from reluformer.training.config import TrainingConfig, TrainingRecipe
 
 Format = Literal["lines", "jsonl", "tsv", "tmx", "xliff", "po"]
 Split = Literal["train", "valid", "test"]
@@ -280,7 +280,7 @@ class ModelRecipe(Config):
         return ModelConfig.preset(self.size, self.architecture, vocab_size=size, **changes)
 
 
-class Recipe(Config):
+class Recipe(TrainingRecipe):
     """Everything that decides a training run and how its model translates."""
 
     data: DataConfig
@@ -309,3 +309,15 @@ class Recipe(Config):
     def model_config_for(self, vocab_size: int) -> ModelConfig:
         """Returns the configuration of this recipe's model for a vocabulary."""
         return self.model.with_vocabulary(vocab_size)
+
+    def resolved(self) -> dict[str, Any]:
+        """Returns the recipe as plain data, its model with all sizes and rules."""
+        model = self.model_config_for(2**31 - 1).model_dump(mode="json")
+        return {**super().resolved(), "model": model}
+
+    def is_free(self, key: str, *, corpus_known: bool) -> bool:
+        """Returns whether a resumed run may change `key`: decoding settings, too, and paths of a known corpus."""
+        is_path = key.startswith("data.") and key.rpartition(".")[2] in ("path", "src", "tgt")
+        if key.startswith("decoding.") or (corpus_known and is_path):
+            return True
+        return super().is_free(key, corpus_known=corpus_known)

@@ -68,10 +68,11 @@ def test_a_translator_of_our_own_is_a_run(make_translator, tokenizer, pairs, tmp
         save_relufied_run(student, run / ".." / "softmax", like=run)
     assert rf.load(run).config.beam == 2
     from reluformer.training.run import RunDirectory
+    from reluformer.translation.recipe import Recipe
 
     saved = RunDirectory(relufied)
     assert saved.status["status"] == "finished"
-    assert saved.recipe().model_config_for(tokenizer.vocab_size) == student.config
+    assert saved.recipe(Recipe).model_config_for(tokenizer.vocab_size) == student.config
 
 
 def test_what_is_not_a_relufied_model(bert, tmp_path):

@@ -1,4 +1,4 @@
-"""Proof, on this very machine, that a killed training goes on bit for bit.
+"""A check on this very machine that a killed training resumes bit for bit.
 
 A tiny model is trained once without interruption, and once by processes that are killed
 with SIGKILL while they run; both logs must hold the same numbers to the last bit.
@@ -19,34 +19,33 @@ from typing import Any
 import torch
 import yaml
 
-from reluformer.config import load_yaml
 from reluformer.errors import ReluformerError
-from reluformer.training.launch import train
-from reluformer.training.progress import Glance
+from reluformer.training.progress import UpdateReport
 from reluformer.training.run import RunDirectory
 from reluformer.translation.recipe import Recipe
+from reluformer.translation.task import train
 
 _WORDS = ("the", "cat", "saw", "two", "old", "birds", "and", "they", "flew", "over", "a", "house", "by", "sea")
 
 
 @dataclass(frozen=True)
 class ResumeCheck:
-    """What came out."""
+    """The outcome of the check."""
 
     exact: bool
     updates: int
     killed_after: list[int]
-    """Updates seen when each process was killed."""
+    """The last update that each process reported before it was killed."""
     first_difference: int | None
     """The first update whose logged numbers differ."""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Returns the outcome as plain data."""
         return asdict(self)
 
 
 def resume_check(updates: int = 14, kill_after: Sequence[int] = (2, 7, 11)) -> ResumeCheck:
-    """Train a tiny model twice, once with a SIGKILL after each of these updates, and compare the logs."""
+    """Trains a tiny model twice, once with a SIGKILL after each of these updates, and compares the logs."""
     with tempfile.TemporaryDirectory(prefix="reluformer-resume-") as name:
         directory = Path(name)
         _write_recipe(directory, updates)
@@ -59,7 +58,7 @@ def resume_check(updates: int = 14, kill_after: Sequence[int] = (2, 7, 11)) -> R
 
 
 def _numbers(run: RunDirectory) -> dict[int, Any]:
-    """What must be equal: everything in the log but the clock."""
+    """Returns what must be equal: everything in the log but the times."""
     clock = ("seconds", "tokens_per_second")
     numbers: dict[int, Any] = {}
     for event in run.log.events():
@@ -103,8 +102,8 @@ def _write_recipe(directory: Path, updates: int) -> None:
 
 
 def _train_in_process(directory: Path, run: str, kill_after: int | None = None) -> int | None:
-    """One process that trains; killed as soon as it tells of update `kill_after`, which is returned."""
-    command = [sys.executable, "-m", "reluformer.training.resume_check", str(directory), run]
+    """Trains in a process of its own, which is killed when it reports update `kill_after`; returns that update."""
+    command = [sys.executable, "-m", "reluformer.translation.resume_check", str(directory), run]
     environment = {
         **{name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")},
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
@@ -124,11 +123,11 @@ def _train_in_process(directory: Path, run: str, kill_after: int | None = None) 
     return None
 
 
-class _TellSteps:
-    """Every update on a line of its own."""
+class _PrintSteps:
+    """Prints the number of every update on a line of its own."""
 
-    def update(self, glance: Glance) -> None:
-        print(glance.step, flush=True)
+    def update(self, report: UpdateReport) -> None:
+        print(report.step, flush=True)
 
     def message(self, text: str) -> None:
         pass
@@ -139,4 +138,4 @@ class _TellSteps:
 
 if __name__ == "__main__":
     place = Path(sys.argv[1])
-    train(load_yaml(Recipe, place / "recipe.yaml"), place / sys.argv[2], progress=_TellSteps(), prepared=place / "data")
+    train(place / "recipe.yaml", place / sys.argv[2], progress=_PrintSteps(), prepared=place / "data")

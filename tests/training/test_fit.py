@@ -7,15 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
+import reluformer as rf
 from reluformer.errors import ArgumentError, ConfigError, DataError, ReluformerError, StorageError
 from reluformer.models import storage
 from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.training import checkpoint as checkpoint_module
-from reluformer.training import train
-from reluformer.training.progress import Glance, SilentProgress
+from reluformer.training.progress import SilentProgress, UpdateReport
 from reluformer.training.run import RunDirectory
 from reluformer.translation.recipe import Recipe
+from reluformer.translation.task import train
 from reluformer.translation.tokenizer import Tokenizer
 from reluformer.translation.translator import load
 
@@ -74,7 +76,7 @@ def test_a_corpus_may_move_but_not_change(make_recipe: Any, corpus: dict[str, An
             run(make_recipe(updates=12, data={**moved("there"), split: changed[split]}), tmp_path / "run", None)
     assert contents(tmp_path / "run" / "checkpoints") == before
     assert run(make_recipe(updates=8), tmp_path / "run", None).step == 8
-    assert RunDirectory(tmp_path / "run").recipe() == make_recipe(updates=8), "a finished run follows its corpus"
+    assert RunDirectory(tmp_path / "run").recipe(Recipe) == make_recipe(updates=8), "a finished run follows its corpus"
     log = RunDirectory(tmp_path / "run").log
     log.path.write_text(log.path.read_text(encoding="utf-8").replace('"corpus"', '"unknown"'), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"another recipe; different: data\.train\.src"):
@@ -113,13 +115,13 @@ def test_after_a_start_that_failed_the_mended_recipe_trains(make_recipe: Any, pr
 
 def test_a_run_that_came_to_no_checkpoint_protects_nothing(make_recipe: Any, prepared: Path, tmp_path: Path) -> None:
     class Crash(SilentProgress):
-        def update(self, glance: Glance) -> None:
+        def update(self, report: UpdateReport) -> None:
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
         run(make_recipe(), tmp_path, prepared, progress=Crash())
     run(make_recipe(updates=2, lr=0.1), tmp_path, prepared)
-    assert RunDirectory(tmp_path).recipe().training.lr == 0.1
+    assert RunDirectory(tmp_path).recipe(Recipe).training.lr == 0.1
     assert [event["step"] for event in RunDirectory(tmp_path).log.events("train")] == [1, 2]
 
 
@@ -137,7 +139,7 @@ def test_a_model_without_checkpoints_is_not_trained_over(make_recipe: Any, prepa
     run(make_recipe(updates=2), tmp_path, prepared)
     shutil.rmtree(tmp_path / "checkpoints")
     before = contents(tmp_path)
-    with pytest.raises(StorageError, match="no checkpoints to go on from"):
+    with pytest.raises(StorageError, match="no checkpoints to resume from"):
         run(make_recipe(updates=4), tmp_path, prepared)
     assert contents(tmp_path) == before
 
@@ -211,9 +213,34 @@ def test_half_precision_on_a_cpu_is_refused(make_recipe: Any, prepared: Path, tm
     assert not (tmp_path / "run").exists()
 
 
-def test_bleu_without_a_way_to_translate_is_refused(make_recipe: Any, prepared: Path, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="evaluate="):
-        run(make_recipe(validate_bleu=5), tmp_path, prepared)
+def test_validation_translates_and_scores(make_recipe: Any, prepared: Path, tmp_path: Path) -> None:
+    run(make_recipe(updates=2, validate_bleu=3, validate_every=1), tmp_path, prepared)
+    events = RunDirectory(tmp_path).log.events("valid")
+    assert [0 <= event["bleu"] <= 100 for event in events] == [True, True]
+
+
+def test_a_recipe_may_be_a_file_or_a_mapping(
+    make_recipe: Any, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = make_recipe(updates=1)
+    Path("copy.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
+    results = [
+        rf.train(given, prepared=prepared, progress=SilentProgress())
+        for given in ("copy.yaml", recipe, recipe.model_dump())
+    ]
+    assert [result.directory for result in results] == ["runs/copy", "runs/model", "runs/model"]
+    with pytest.raises(ConfigError, match="recipe: unknown key 'trianing'; did you mean 'training'"):
+        rf.train({**recipe.model_dump(), "trianing": {}})
+
+
+def test_the_best_model_loads_by_itself(make_recipe: Any, prepared: Path, tmp_path: Path) -> None:
+    recipe = make_recipe(updates=2, validate_every=2).replace(decoding={"beam": 3})
+    run(recipe, tmp_path / "run", prepared)
+    (tmp_path / "run" / "best").rename(tmp_path / "elsewhere")
+    translator = load(tmp_path / "elsewhere")
+    assert translator.config.beam == 3
+    assert translator.translate(["we saw it"]) == load(tmp_path / "run").translate(["we saw it"])
 
 
 def test_tensorboard_gets_the_curves(make_recipe: Any, prepared: Path, tmp_path: Path) -> None:

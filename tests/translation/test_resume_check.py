@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from reluformer.training.resume_check import resume_check
+from reluformer.translation.resume_check import resume_check
 
 
 def test_killed_with_sigkill_goes_on_bit_for_bit() -> None:

@@ -1,0 +1,277 @@
+"""Training of translation models: the task that the trainer runs, and `train`.
+
+    result = rf.train("configs/multi30k.yaml")
+
+Shapes: B batch, S source tokens, T target tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from reluformer.config import load_yaml
+from reluformer.errors import ArgumentError, ConfigError, StorageError
+from reluformer.models import storage
+from reluformer.models.encoder_decoder import ReLUFormer
+from reluformer.training.config import TrainingConfig
+from reluformer.training.fit import TrainingResult, fit
+from reluformer.training.objective import LossSums, Objective
+from reluformer.training.progress import TrainingProgress
+from reluformer.training.task import Evaluate
+from reluformer.translation.batches import Batch, BatchPlan, Lengths, Pair, collate, sorted_batches
+from reluformer.translation.prepare import prepare
+from reluformer.translation.prepared import PreparedCorpus
+from reluformer.translation.recipe import Recipe
+from reluformer.translation.scoring import score
+from reluformer.translation.tokenizer import BEGIN, PAD, Tokenizer
+from reluformer.translation.translator import Translator
+
+
+def train(
+    recipe: Recipe | Mapping[str, Any] | str | Path,
+    directory: str | Path | None = None,
+    *,
+    init_from: str | Path | None = None,
+    resume: bool = True,
+    progress: TrainingProgress | None = None,
+    evaluate: Evaluate | None = None,
+    prepared: str | Path | None = None,
+) -> TrainingResult:
+    """Trains the translation model of a recipe, or resumes the training found in `directory`.
+
+    With `training.validate_bleu` each validation also translates and scores documents. Ctrl-C ends the current
+    update, saves a checkpoint, and returns a result with status "interrupted".
+
+    Args:
+        recipe: A recipe, its sections as a mapping, or the path of a YAML file.
+        directory: The run directory. Default: runs/NAME, where NAME is that of the YAML file, or runs/model.
+        init_from: The directory of a saved model to start from; it must have the same tokenizer.
+        resume: Whether to resume a run found in `directory`; otherwise it is deleted.
+        progress: The receiver of progress reports. Default: a live bar or lines on stderr.
+        evaluate: Computes more scores of the model at each validation.
+        prepared: Where the prepared corpus is, or is written to. Default: `directory`/data.
+
+    Returns:
+        How the training ended: status, steps, best validation loss, speed.
+
+    Raises:
+        ConfigError: The recipe is not valid, or does not fit the run in `directory` or the model of `init_from`.
+        DataError: The corpus cannot be read.
+        DivergedError: The loss or the gradient is not finite.
+        StorageError: The directory holds something else, or a file cannot be read or written.
+
+    Example:
+        >>> import reluformer as rf
+        >>> result = rf.train("configs/demo.yaml", "runs/demo")  # doctest: +SKIP
+        >>> rf.load("runs/demo").translate(["A document."])  # doctest: +SKIP
+    """
+    name = "model"
+    if isinstance(recipe, str | Path):
+        name = Path(recipe).stem
+        recipe = load_yaml(Recipe, recipe)
+    elif not isinstance(recipe, Recipe):
+        recipe = Recipe.parse(recipe, where="recipe")
+    run = Path("runs") / name if directory is None else Path(directory)
+    data = run / "data" if prepared is None else Path(prepared)
+    if data.resolve() == run.resolve():
+        raise ArgumentError(f"--prepared {data}: is the directory of the run; leave it out, or name another")
+    task = TranslationTask(recipe.replace(data=recipe.data.resolved()), data, evaluate)
+    return fit(task, run, init_from=init_from, resume=resume, progress=progress)
+
+
+class TranslationTask:
+    """An encoder-decoder, a parallel corpus, and BLEU at validation; implements `training.task.Task`."""
+
+    def __init__(self, recipe: Recipe, data: Path, evaluate: Evaluate | None = None) -> None:
+        """`data` is the directory of the prepared corpus; `evaluate` gives scores beside BLEU."""
+        self.recipe = recipe
+        self.data = data
+        self._evaluate = evaluate
+
+    @cached_property
+    def corpus(self) -> PreparedCorpus:
+        """The prepared corpus."""
+        return PreparedCorpus(self.data)
+
+    def prepare(self, report: Callable[[str], None]) -> None:
+        """Prepares the corpus, unless it is prepared already."""
+        report(f"preparing the corpus in {self.data}, unless it is there already")
+        prepare(self.recipe.data, self.data)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Returns the tokenizer and the numbers of tokens of what training reads."""
+        return {"tokenizer": self.corpus.tokenizer.fingerprint[:12]} | {
+            f"{split}_tokens": [figures.source_tokens, figures.target_tokens]
+            for split, figures in self.corpus.summary.splits.items()
+            if split != "test"
+        }
+
+    def training_data(self, rank: int, world: int) -> TrainingBatches:
+        """Returns the batches of all updates."""
+        return TrainingBatches(self.corpus.store("train"), self.recipe.training, rank, world)
+
+    def validation_data(self, rank: int, world: int) -> ValidationBatches | None:
+        """Returns the batches of the validation split, if there is one."""
+        if self.recipe.data.valid is None:
+            return None
+        return ValidationBatches(self.corpus.store("valid"), self.recipe.training.tokens_per_batch, rank, world)
+
+    def build_model(self) -> ReLUFormer:
+        """Returns a new model for the vocabulary of the corpus."""
+        return ReLUFormer(self.recipe.model_config_for(self.corpus.tokenizer.vocab_size))
+
+    def build_objective(self, model: nn.Module) -> TranslationObjective:
+        """Returns the loss of the recipe."""
+        config = self.recipe.training
+        return TranslationObjective(model, config.label_smoothing, config.regularizer)
+
+    @property
+    def evaluate(self) -> Evaluate | None:
+        """BLEU if the recipe asks for it, and the scores that the caller wants."""
+        functions: list[Evaluate] = [self._bleu] if self.recipe.training.validate_bleu else []
+        if self._evaluate is not None:
+            functions.append(self._evaluate)
+        if not functions:
+            return None
+        return lambda model: {name: value for function in functions for name, value in function(model).items()}
+
+    def _bleu(self, model: ReLUFormer) -> dict[str, float]:
+        """Returns the BLEU of the first validation documents, with greedy search."""
+        documents = list(islice(self.corpus.documents("valid"), self.recipe.training.validate_bleu))
+        decoding = self.recipe.decoding_as_trained.replace(beam=1, n_best=1)
+        translator = Translator(model, self.corpus.tokenizer, decoding)
+        hypotheses = translator.translate_documents([document.src for document in documents])
+        scores = score(hypotheses, [document.tgt or () for document in documents], length_borders=())
+        return {"bleu": scores.bleu.value}
+
+    def load_initial(self, directory: Path) -> ReLUFormer:
+        """Returns a saved model of the same sizes and with the same tokenizer."""
+        if Tokenizer.load(directory).fingerprint != self.corpus.tokenizer.fingerprint:
+            raise ConfigError(
+                f"--init-from {directory}: that model has another tokenizer than this corpus was prepared with; "
+                f"set data.tokenizer.path: {directory}"
+            )
+        model = self.build_model()
+        try:
+            storage.load_weights(directory, model)
+        except StorageError as error:
+            raise ConfigError(f"--init-from: {error}; give the section 'model' the sizes of that model") from None
+        return model
+
+    def save_model(self, directory: Path, weights: Mapping[str, Tensor]) -> None:
+        """Writes the tokenizer, the weights and the configuration of the model."""
+        tokenizer = self.corpus.tokenizer
+        tokenizer.save(directory)
+        config = self.recipe.model_config_for(tokenizer.vocab_size)
+        storage.save(directory, config, weights, tokenizer.fingerprint)
+
+
+class TranslationObjective(Objective):
+    """The loss of an encoder-decoder."""
+
+    model: ReLUFormer
+
+    def forward(
+        self,
+        source: Tensor,
+        target_in: Tensor,
+        target_out: Tensor,
+        source_mask: Tensor | None = None,
+        target_mask: Tensor | None = None,
+    ) -> LossSums:
+        """Returns the loss of a batch as sums.
+
+        Args:
+            source: (B, S) token ids.
+            target_in: (B, T) token ids that the decoder reads.
+            target_out: (B, T) token ids that it predicts.
+            source_mask: (B, S), True at tokens; None = no padding.
+            target_mask: (B, T), True at tokens; None = no padding.
+        """
+        encoded = self.model.encode(source, source_mask, stats=self.regularized)
+        states, reads = self.model.decode(target_in, encoded, stats=self.regularized)
+        masks = {"encoder": source_mask, "decoder": target_mask}
+        weight = self.model.output_embedding.weight
+        return self.sums(states, weight, target_out, target_mask, {**encoded.reads, **reads}, masks)
+
+
+class Segments(Protocol):
+    """Pairs by number, with their lengths; a `SegmentStore` is one."""
+
+    @property
+    def source_lengths(self) -> Lengths: ...
+    @property
+    def target_lengths(self) -> Lengths: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Pair: ...
+
+
+class TrainingBatches:
+    """The training batches of process `rank` of `world`, a pure function of (seed, step, rank).
+
+    The plan is made for what all processes hold together, and its rows are dealt out:
+    `world` processes with batches of n tokens see what one process sees with n * world.
+    """
+
+    def __init__(self, segments: Segments, config: TrainingConfig, rank: int = 0, world: int = 1) -> None:
+        self._segments = segments
+        self._accumulate = config.accumulate
+        self._rank, self._world = rank, world
+        self._plan = BatchPlan(
+            segments.source_lengths, segments.target_lengths, config.tokens_per_batch * world, config.seed
+        )
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches in which every segment occurs once."""
+        return self._plan.steps_per_epoch
+
+    @property
+    def updates_per_epoch(self) -> float:
+        """Updates in which every segment occurs once."""
+        return self._plan.steps_per_epoch / self._accumulate
+
+    @property
+    def padding(self) -> float:
+        """Share of padding in the batches of an epoch."""
+        return self._plan.padding
+
+    def batches(self, step: int) -> list[Batch]:
+        """Returns the batches of update number `step`, counted from 1."""
+        first = (step - 1) * self._accumulate
+        return [self._batch(self._plan.batch(first + i, self._rank, self._world)) for i in range(self._accumulate)]
+
+    def _batch(self, numbers: Sequence[int]) -> Batch:
+        return collate([self._segments[number] for number in numbers], PAD, BEGIN) if numbers else empty_batch()
+
+
+class ValidationBatches:
+    """Every segment once, in batches of like length, dealt out to the processes."""
+
+    def __init__(self, segments: Segments, tokens_per_batch: int, rank: int = 0, world: int = 1) -> None:
+        self._segments = segments
+        longest = max(int(max(segments.source_lengths)), int(max(segments.target_lengths)))
+        batches = sorted_batches(segments.source_lengths, segments.target_lengths, max(tokens_per_batch, 2 * longest))
+        every = list(batches)
+        self._mine = every[rank::world]
+        self._empty = -(-len(every) // world) - len(self._mine)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yields equally many batches on each process, some perhaps empty: all gather sharded weights at once."""
+        for numbers in self._mine:
+            yield collate([self._segments[number] for number in numbers], PAD, BEGIN)
+        for _ in range(self._empty):
+            yield empty_batch()
+
+
+def empty_batch() -> Batch:
+    """Returns a batch without rows: the share of a process when there are fewer rows than processes."""
+    nothing = torch.zeros(0, 1, dtype=torch.long)
+    return Batch(nothing, None, nothing, nothing, None, 0)
