@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from reluformer.errors import ArgumentError
 from reluformer.translation.embedded import SPLITS, EmbeddedDocument, Split, document_at, document_from_id, generate
 from reluformer.translation.embedded import lexicon as lex
-from reluformer.translation.embedded.words import PRONOUNS, Variety
+from reluformer.translation.embedded.grammar import PRONOUNS, Variety
 
 GOLDEN = {
     "embedded/seed=0/train/sentences=6-9/2": [

@@ -1,20 +1,18 @@
-"""Documents as a pure function of (seed, split, index, length range)."""
+"""The generator: a document is a pure function of (seed, split, index, range of lengths)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
+from reluformer.config.data import Split
 from reluformer.errors import ArgumentError, nearest
 from reluformer.translation.document import Document
 from reluformer.translation.embedded import lexicon as lex
-from reluformer.translation.embedded.annotation import Annotation, EmbeddedDocument
-from reluformer.translation.embedded.asides import aside
-from reluformer.translation.embedded.mentions import mention
-from reluformer.translation.embedded.openings import audience, introduction
-from reluformer.translation.embedded.scene import Scene
-from reluformer.translation.embedded.splits import SPLITS, Draws, Split, belongs_to_valid
-from reluformer.translation.embedded.words import PRONOUNS, Gender, Noun, Phrase, Variety
+from reluformer.translation.embedded.discourse import Annotation, EmbeddedDocument
+from reluformer.translation.embedded.grammar import PRONOUNS, Gender, Noun, Phrase, Variety
+from reluformer.translation.embedded.scene import SPLITS, Draws, Scene, belongs_to_valid
+from reluformer.translation.embedded.sentences import aside, audience, introduction, mention
 
 MIN_SENTENCES, MAX_SENTENCES = 2, 200
 _ID = re.compile(r"embedded/seed=(-?\d+)/(\w+)/sentences=(\d+)-(\d+)/(\d+)")
@@ -28,7 +26,25 @@ _PRONOUN_FORMS = tuple(dict.fromkeys(form for forms in PRONOUNS.values() for for
 def generate(
     count: int, *, seed: int = 0, split: Split = "train", sentences: tuple[int, int] = (2, 20)
 ) -> Iterator[EmbeddedDocument]:
-    """The first `count` documents of a split; each has between `sentences[0]` and `sentences[1]` sentences."""
+    """Generate the first `count` documents of a split.
+
+    Args:
+        count: How many documents to generate.
+        seed: Another seed gives other documents.
+        split: `train`, `valid` or `test`.
+        sentences: The fewest and the most sentences of a document, from 2 to 200.
+
+    Returns:
+        An iterator of documents with their annotations.
+
+    Raises:
+        ArgumentError: An argument is of the wrong type or out of range.
+
+    Example:
+        >>> from reluformer.translation.embedded import generate
+        >>> [len(document.document.src) for document in generate(2, sentences=(3, 3))]
+        [3, 3]
+    """
     if isinstance(count, bool) or not isinstance(count, int) or count < 0:
         raise ArgumentError(f"count must be a whole number of documents, 0 or more, got {count!r}")
     _check(seed, split, sentences)
@@ -38,7 +54,13 @@ def generate(
 def document_at(
     index: int, *, seed: int = 0, split: Split = "train", sentences: tuple[int, int] = (2, 20)
 ) -> EmbeddedDocument:
-    """The document that `generate` yields at `index`, without those before it."""
+    """Generate the document that `generate` yields at `index`, without those before it.
+
+    Example:
+        >>> from reluformer.translation.embedded import document_at
+        >>> document_at(1, split="valid", sentences=(6, 9)).document.tgt[2]
+        'Sie ist sehr teuer.'
+    """
     if isinstance(index, bool) or not isinstance(index, int) or index < 0:
         raise ArgumentError(f"index must be a whole number, 0 or more, got {index!r}")
     _check(seed, split, sentences)
@@ -46,7 +68,7 @@ def document_at(
 
 
 def document_from_id(id: str) -> EmbeddedDocument:
-    """The document, with its annotations, whose `document.id` this is."""
+    """Generate the document, with its annotations, that has this `document.id`."""
     match = _ID.fullmatch(id)
     if match is None:
         raise ArgumentError(
@@ -92,7 +114,7 @@ def _document(index: int, seed: int, split: Split, sentences: tuple[int, int]) -
 
 
 class _Draft:
-    """A document while it is written, sentence by sentence."""
+    """A draft is a document while it is written, sentence by sentence."""
 
     def __init__(self, draws: Draws, length: int, first_gender: Gender) -> None:
         self.texts: list[Phrase] = []
@@ -109,7 +131,7 @@ class _Draft:
             self._continue(length)
 
     def _open(self, length: int) -> None:
-        """Audience and first topic, in either order; the shortest documents have room for one of them."""
+        """Write audience and first topic, in either order; the shortest documents have room for one of them."""
         openings = [self._introduce]
         if self._draws.chance(_AUDIENCE_RATE):
             openings.insert(0 if self._draws.chance(_AUDIENCE_FIRST_RATE) else 1, self._address)

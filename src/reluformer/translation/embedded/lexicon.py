@@ -7,7 +7,7 @@ the gender. Terms are words that Germany and Austria call differently.
 
 from __future__ import annotations
 
-from reluformer.translation.embedded.words import (
+from reluformer.translation.embedded.grammar import (
     Adjective,
     Gender,
     Noun,

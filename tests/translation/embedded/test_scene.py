@@ -9,10 +9,9 @@ import pytest
 
 from reluformer.translation.embedded import EmbeddedDocument, Split, generate
 from reluformer.translation.embedded import lexicon as lex
-from reluformer.translation.embedded.asides import TRANSITIVE
-from reluformer.translation.embedded.mentions import OBJECT_PREDICATES, SUBJECT_PREDICATES
-from reluformer.translation.embedded.splits import HELD_OUT_TOPICS, Draws, held_out, partition, stable_hash
-from reluformer.translation.embedded.words import Gender
+from reluformer.translation.embedded.grammar import Gender
+from reluformer.translation.embedded.scene import HELD_OUT_TOPICS, Draws, held_out, partition, stable_hash
+from reluformer.translation.embedded.sentences import OBJECT_PREDICATES, SUBJECT_PREDICATES, TRANSITIVE
 
 ADJECTIVES = {adjective.en for adjective in lex.THING_ADJECTIVES.items}
 TOPICS = {noun.en for noun in lex.TOPICS.items}
