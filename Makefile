@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 NATIVE := src/reluformer/kernels/native
 CXX ?= c++
 
-.PHONY: setup demo test lint format bench sanitize schema dist clean
+.PHONY: setup demo test lint format bench docs sanitize schema dist clean
 
 setup: $(READY)
 
@@ -39,6 +39,11 @@ bench: setup
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/telemetry.py
 
+# The site needs no network; its search works when a server delivers it.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
+	@echo "Open site/index.html, or run: $(BIN)/python -m http.server --directory site"
+
 # The C++ sources under the address and undefined-behaviour sanitizers, against plain loops in double precision.
 sanitize: build/sanitize-reads build/sanitize-decoding
 	build/sanitize-reads
@@ -59,4 +64,4 @@ dist: setup
 	@ls dist
 
 clean:
-	rm -rf $(VENV) dist build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis $(NATIVE)/*.so
+	rm -rf $(VENV) dist build site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis $(NATIVE)/*.so

@@ -29,9 +29,11 @@ class Config(BaseModel):
         ...     width: int = 64
         >>> Size(width=32).replace(width=16)
         Size(width=16)
-        >>> Size(widht=32)
-        Traceback (most recent call last):
-        reluformer.errors.ConfigError: unknown key 'widht'; did you mean 'width'? valid: width
+        >>> try:
+        ...     Size(widht=32)
+        ... except ConfigError as error:
+        ...     print(error)
+        unknown key 'widht'; did you mean 'width'? valid: width
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, use_attribute_docstrings=True)
