@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from measure import circumstances, publish
-from reluformer.translation.prepare import prepare
+from reluformer.translation.corpus import prepare
 from reluformer.translation.recipe import CorpusSource, DataConfig, SegmentConfig, TokenizerConfig
 
 WORDS = 20_000

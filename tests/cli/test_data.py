@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from reluformer.cli import app, main
-from reluformer.translation.readers import read_documents
+from reluformer.translation.corpus import read_documents
 from reluformer.translation.recipe import DataConfig
 
 

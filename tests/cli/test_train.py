@@ -17,7 +17,7 @@ from reluformer.training.run import RunDirectory
 from reluformer.translation import scoring
 from reluformer.translation import task as module
 from reluformer.translation import translator as decoding
-from reluformer.translation.prepared import PreparedCorpus
+from reluformer.translation.corpus import PreparedCorpus
 from reluformer.translation.recipe import Recipe
 
 Invoke = Callable[..., Result]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from reluformer.translation.prepare import prepare
+from reluformer.translation.corpus import prepare
 from reluformer.translation.recipe import Recipe
 
 MakeRecipe = Callable[..., Recipe]

@@ -15,7 +15,7 @@ from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.training.divergence import DivergedError
 from reluformer.training.progress import SilentProgress, UpdateReport
 from reluformer.training.run import RunDirectory
-from reluformer.translation.prepared import PreparedCorpus
+from reluformer.translation.corpus import PreparedCorpus
 from reluformer.translation.recipe import Recipe
 from reluformer.translation.task import TrainingBatches, train
 

@@ -24,15 +24,14 @@ from urllib.request import Request
 import pytest
 
 from reluformer.errors import ArgumentError, DataError, ReluformerError, StorageError, UnknownNameError
-from reluformer.translation.downloads import marked_text
-from reluformer.translation.downloads.archives import extract
+from reluformer.translation.corpus import read_documents
+from reluformer.translation.document import Skipped, SkipReason
+from reluformer.translation.downloads import convert
 from reluformer.translation.downloads.catalogue import DATASETS, Checksum, Dataset, RemoteFile, find
-from reluformer.translation.downloads.convert import CONVERTERS, LEAKED
+from reluformer.translation.downloads.convert import CONVERTERS, extract
 from reluformer.translation.downloads.fetch import Digests, Patience, WebRedirects, fetch
-from reluformer.translation.downloads.obtain import RECORD, Outcome, obtain
-from reluformer.translation.readers import read_documents
+from reluformer.translation.downloads.obtain import RECORD, ObtainedSet, obtain
 from reluformer.translation.recipe import CorpusSource, DataConfig
-from reluformer.translation.skipped import EMPTY, Skipped
 
 NO_PAUSE = Patience(attempts=3, timeout=5, pause=lambda seconds: None)
 
@@ -402,7 +401,7 @@ def served(site: Site, name: str) -> Dataset:
     return dataclasses.replace(dataset, files=tuple(files))
 
 
-def documents_of(outcome: Outcome) -> dict[str, list[tuple[str, tuple[str, ...], tuple[str, ...] | None]]]:
+def documents_of(outcome: ObtainedSet) -> dict[str, list[tuple[str, tuple[str, ...], tuple[str, ...] | None]]]:
     """What a training run would read."""
     config = DataConfig(**{split: CorpusSource(path=path) for split, path in outcome.paths.items()})
     return {
@@ -444,9 +443,9 @@ def test_europarl7(site: Site, tmp_path: Path) -> None:
     assert [len(src) for _, src, _ in splits["valid"]] == [2, 1]
     assert splits["test"] == [("maruf-test:0", ("Good day",), ("Guten Tag",))]
     left_out = {split: outcome.record["splits"][split]["left_out"] for split in splits}
-    assert left_out["train"].keys() == {EMPTY, marked_text.COLUMNS, LEAKED}
-    assert left_out["train"][LEAKED]["places"] == ["europarl-v9:3"]
-    assert left_out["test"] == {marked_text.MISALIGNED: {"count": 1, "places": ["maruf-test:1"]}}
+    assert left_out["train"].keys() == {SkipReason.EMPTY, SkipReason.COLUMNS, SkipReason.LEAKED}
+    assert left_out["train"][SkipReason.LEAKED]["places"] == ["europarl-v9:3"]
+    assert left_out["test"] == {SkipReason.MISALIGNED: {"count": 1, "places": ["maruf-test:1"]}}
 
 
 @unpacks
@@ -459,14 +458,14 @@ def test_wmt14(site: Site, tmp_path: Path) -> None:
         (("A B",), ("C D",)),
         (("News",), ("Nachrichten",)),
     ]
-    assert outcome.record["splits"]["train"]["left_out"][EMPTY]["count"] == 1
+    assert outcome.record["splits"]["train"]["left_out"][SkipReason.EMPTY]["count"] == 1
     assert splits["valid"] == [
         ("newstest2013:paper.1", ("One & two", 'AT&T "three"'), ("Eins & zwei", "Drei")),
         ("newstest2013:paper.2", ("Four",), ("Vier",)),
     ]
     assert len(splits["test"]) == 2
     assert outcome.record["splits"]["test"]["left_out"] == {
-        marked_text.ONE_SIDED: {"count": 1, "places": ["newstest2014:paper.3"]}
+        SkipReason.ONE_SIDED: {"count": 1, "places": ["newstest2014:paper.3"]}
     }
 
 
@@ -636,25 +635,25 @@ def test_a_damaged_archive(tmp_path: Path, content: bytes) -> None:
 def test_documents_without_an_end_are_cut(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("a\tb\n" * 5)
     skipped = Skipped()
-    assert [len(rows) for rows in marked_text.read_columns(tmp_path / "a.tsv", skipped, longest=2)] == [2, 2, 1]
-    assert skipped.counts == {marked_text.CUT: 2}
+    assert [len(rows) for rows in convert.read_columns(tmp_path / "a.tsv", skipped, longest=2)] == [2, 2, 1]
+    assert skipped.counts == {SkipReason.CUT: 2}
 
 
 def test_documents_of_the_same_name_are_paired_in_order() -> None:
-    def made(*texts: str) -> list[marked_text.MarkedDocument]:
-        return [marked_text.MarkedDocument("same", {"1": text}) for text in texts]
+    def made(*texts: str) -> list[convert.MarkedDocument]:
+        return [convert.MarkedDocument("same", {"1": text}) for text in texts]
 
-    pairs = marked_text.side_by_side(made("a", "b"), made("A", "B"), "set", Skipped())
+    pairs = convert.side_by_side(made("a", "b"), made("A", "B"), "set", Skipped())
     assert [(document.src, document.tgt) for document in pairs] == [(("a",), ("A",)), (("b",), ("B",))]
 
 
 @pytest.mark.parametrize(
     ("read", "text", "message"),
     [
-        (marked_text.read_segments, "<seg id='1'>a</seg>", "before the first <doc>"),
-        (marked_text.read_segments, "plain text", "holds no <doc>"),
-        (marked_text.read_talks, "a sentence", "before the first talk"),
-        (marked_text.read_marked_lines, "a sentence", "does not begin with <d>"),
+        (convert.read_segments, "<seg id='1'>a</seg>", "before the first <doc>"),
+        (convert.read_segments, "plain text", "holds no <doc>"),
+        (convert.read_talks, "a sentence", "before the first talk"),
+        (convert.read_marked_lines, "a sentence", "does not begin with <d>"),
     ],
 )
 def test_markup_that_is_not_there(tmp_path: Path, read: Any, text: str, message: str) -> None:

@@ -17,8 +17,8 @@ from reluformer.cli.options import AsJson, Overrides, Plugins, RecipeFile, defau
 
 if TYPE_CHECKING:
     from reluformer.translation.downloads.catalogue import Dataset
-    from reluformer.translation.downloads.fetch import Progress
-    from reluformer.translation.downloads.obtain import Outcome
+    from reluformer.translation.downloads.fetch import DownloadProgress
+    from reluformer.translation.downloads.obtain import ObtainedSet
 
 
 def prepare(
@@ -35,13 +35,13 @@ def prepare(
     Example: reluformer prepare configs/multi30k.yaml --set data.tokenizer.vocab_size=6000
     """
     from reluformer.config import load_yaml
-    from reluformer.translation import prepare as preparation
+    from reluformer.translation import corpus
     from reluformer.translation.recipe import Recipe
 
     recipe = load_yaml(Recipe, config, overrides)
     console = Console(stderr=as_json)
     with console.status("preparing") as status:
-        summary = preparation.prepare(
+        summary = corpus.prepare(
             recipe.data,
             to or default_run(config) / "data",
             progress=lambda what, pairs: status.update(f"{what}: {pairs:,} sentence pairs"),
@@ -138,7 +138,7 @@ def _dataset_as_json(dataset: Dataset) -> dict[str, Any]:
 
 
 @contextmanager
-def _download_bars() -> Iterator[Progress]:
+def _download_bars() -> Iterator[DownloadProgress]:
     """Show one bar for each file on standard error, if that is a terminal."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
@@ -155,7 +155,7 @@ def _download_bars() -> Iterator[Progress]:
         yield show
 
 
-def _print_outcome(dataset: Dataset, outcome: Outcome) -> None:
+def _print_outcome(dataset: Dataset, outcome: ObtainedSet) -> None:
     """Print what was written, the licence, and the lines that a recipe needs."""
     console = Console()
     table = Table(title=dataset.title, title_justify="left")

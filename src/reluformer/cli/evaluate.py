@@ -124,7 +124,7 @@ class EvaluatedRun:
 
 def _documents(run: Path, split: EvaluatedSplit, limit: int | None) -> tuple[list[Document], bool]:
     """Return the documents of a split, and whether they come from the embedded corpus."""
-    from reluformer.translation.readers import read_documents
+    from reluformer.translation.corpus import read_documents
 
     data = models.read_recipe(run).data
     source = data.test if split == EvaluatedSplit.test else data.valid

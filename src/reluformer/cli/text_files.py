@@ -72,11 +72,11 @@ class FormatChoice:
 
 def read_stdin() -> str:
     """Return all of standard input. At a terminal, tell the user how to end it."""
-    from reluformer.translation.formats.base import decode
+    from reluformer.translation.formats import decode_text
 
     if sys.stdin.isatty():
         typer.echo("Type or paste the text; Ctrl-D on a line of its own ends it.", err=True)
-    return decode(typer.get_binary_stream("stdin").read(), STDIN)
+    return decode_text(typer.get_binary_stream("stdin").read(), STDIN)
 
 
 def write(text: str, destination: Path | None) -> None:

@@ -94,8 +94,8 @@ def demo(
     from reluformer.config import load_yaml
     from reluformer.translation import demo as systems
     from reluformer.translation import demo_report as report
+    from reluformer.translation.corpus import PreparedCorpus
     from reluformer.translation.embedded import document_from_id
-    from reluformer.translation.prepared import PreparedCorpus
     from reluformer.translation.recipe import Recipe
 
     console = Console(stderr=as_json)

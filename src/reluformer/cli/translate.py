@@ -173,13 +173,12 @@ def _groups(texts: Sequence[ParsedText]) -> Iterator[tuple[int, list[ParsedText]
 
 def _stream(translator: Translator, text: ParsedText) -> None:
     """Print each sentence as soon as nothing can change it, with the text between sentences."""
-    from reluformer.translation.formats.base import Slot, TextSkeleton
+    from reluformer.translation.formats import TextSkeleton
 
     if not isinstance(text.skeleton, TextSkeleton):
         raise ArgumentError("--stream is for plain text, Markdown, aligned text and TSV; leave it out")
     sentences = chain.from_iterable(translator.stream(document.src) for document in text.skeleton.documents)
-    for part in text.skeleton.parts:
-        piece = part.fill(next(sentences)) if isinstance(part, Slot) else part
+    for piece in text.skeleton.stream(sentences):
         typer.echo(piece.encode("utf-8"), nl=False)
 
 
@@ -228,16 +227,15 @@ def _pair_documents(source: Skeleton, target: Path, formats: FormatChoice, sourc
 
 def _given_translations(path: Path, formats: FormatChoice) -> list[tuple[str, ...]]:
     """Read the documents of a text, or those under "hyp" or "tgt" in JSONL, without blank sentences."""
-    from reluformer.translation.formats import Jsonl, Tsv, is_jsonl
-    from reluformer.translation.formats.catalogues import Catalogue
+    from reluformer.translation.formats import BilingualFormat, Jsonl, Tsv, is_jsonl
     from reluformer.translation.scoring import read_hypotheses
 
     if is_jsonl(path):
         return [tuple(sentence for sentence in document if sentence.strip()) for document in read_hypotheses(path)]
-    if formats.format is not None and isinstance(formats.format_of(path), Tsv | Catalogue):
+    if formats.format is not None and isinstance(formats.format_of(path), Tsv | BilingualFormat):
         formats = replace(formats, format=None)  # --format describes the source
     layout = formats.format_of(path)
-    if isinstance(layout, Tsv | Jsonl | Catalogue):
+    if isinstance(layout, Tsv | Jsonl | BilingualFormat):
         raise DataError(
             f"{path}: read as {layout.name}, whose sentences are sources; give the translations alone, as text or as "
             '.jsonl with "tgt"'

@@ -16,9 +16,9 @@ from reluformer.study import maps
 from reluformer.study.corpora import data_config
 from reluformer.study.plan import Run
 from reluformer.study.trainings import Context, rounded
+from reluformer.translation.corpus import read_documents
 from reluformer.translation.document import Document
 from reluformer.translation.embedded import document_from_id, score_discourse
-from reluformer.translation.readers import read_documents
 from reluformer.translation.recipe import DataConfig, SegmentConfig
 from reluformer.translation.scoring import score
 from reluformer.translation.segments import cut, encode_documents

@@ -17,7 +17,7 @@ from reluformer.training.config import TrainingConfig
 from reluformer.training.divergence import DivergedError
 from reluformer.training.progress import UpdateReport
 from reluformer.training.run import RunDirectory
-from reluformer.translation.prepare import prepare
+from reluformer.translation.corpus import prepare
 from reluformer.translation.recipe import DecodingConfig, ModelRecipe, Recipe
 from reluformer.translation.task import train
 

@@ -1,16 +1,14 @@
 """Translation of documents: corpora, decoding, scores, and the demo.
 
-document    what every reader yields
-readers     aligned text, TSV, JSON lines: lazily, with file and line in every error; `exchange` adds TMX, XLIFF, PO
-skipped     what was left out of a corpus, and why
-tokenizer   one joint vocabulary for both languages
-segments    documents cut at sentence borders to at most N tokens
-store       segments in a memory-mapped Arrow file
-prepare     all of the above, once; `prepared` opens the result
-batches     which segments make up which step, as a pure function of (seed, step)
+document    documents, how sentence pairs become documents, and what was skipped
+splitters   sentence splitters
+formats     one codec a text format, for documents to translate and corpora to train on
 embedded    a generated corpus of documents, and the scorer of its discourse
 downloads   public sets, fetched and converted
-formats     documents in and out of translation with their structure; `splitters` finds sentences
+tokenizer   one joint vocabulary for both languages
+segments    documents cut at sentence borders to at most N tokens, and their Arrow store
+corpus      reads a corpus, prepares it once, and opens the result
+batches     which segments make up which step, as a pure function of (seed, step)
 reads, stepper        the decoder, one position at a time, for many beams of a source
 candidates, outline   the best next tokens, and those that a target's outline forbids
 search                beam search

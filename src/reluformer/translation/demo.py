@@ -18,9 +18,8 @@ from typing import Any
 
 from reluformer.errors import ReluformerError
 from reluformer.training.run import RunDirectory
+from reluformer.translation.corpus import CorpusSummary, PreparedCorpus, prepare
 from reluformer.translation.embedded import DiscourseScores, EmbeddedDocument, document_from_id, score_discourse
-from reluformer.translation.prepare import prepare
-from reluformer.translation.prepared import PreparedCorpus, Summary
 from reluformer.translation.recipe import Recipe
 from reluformer.translation.scoring import Scores, score
 from reluformer.translation.translator import Translator, load
@@ -97,7 +96,7 @@ def zero_fraction(telemetry: dict[str, Any]) -> float | None:
     return sum(heads) / len(heads) if heads else None
 
 
-def prepare_corpus(recipe: Recipe, directory: Path) -> Summary:
+def prepare_corpus(recipe: Recipe, directory: Path) -> CorpusSummary:
     """The corpus, once for both."""
     return prepare(recipe.data, directory / "data")
 

@@ -1,14 +1,190 @@
-"""A document: sentences in order, with their translations where they are known."""
+"""Documents: sentences in order, how sentence pairs become documents, and what was skipped on the way.
+
+Errors of structure (misaligned files, invalid UTF-8 or JSON) stop with file and line.
+Problems of content (an empty sentence, control characters, an over-long line) are counted
+by reason in a `Skipped` tally, and reading goes on. Nothing is dropped silently.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from reluformer.errors import DataError
+from reluformer.translation.recipe import Limits
+
+PLACES_KEPT = 5
+"""A tally keeps this many places of each reason."""
+# C0 and C1 controls, Unicode's line separators, and surrogates without their other half
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
 class Document:
-    """`tgt[i]` translates `src[i]`; `tgt` is None for text that is still to be translated."""
+    """A document holds sentences in order, with their translations where they are known.
+
+    `tgt[i]` translates `src[i]`; `tgt` is None for text that is still to be translated.
+
+    Example:
+        >>> from reluformer.translation.document import Document
+        >>> Document("letter", ("Good day.", "How are you?")).tgt is None
+        True
+    """
 
     id: str
     src: tuple[str, ...]
     tgt: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class SentencePair:
+    """A sentence pair stands at a line of a file; None is a side that is too long to keep."""
+
+    line: int
+    src: str | None
+    tgt: str | None
+
+
+class SkipReason(StrEnum):
+    """The reasons why a corpus loses or changes a sentence or a document."""
+
+    EMPTY = "empty sentence: pair dropped"
+    CONTROL = "control characters: replaced by a space"
+    TOO_LONG = "sentence over the character limit: pair dropped"
+    NO_SENTENCES = "document without sentences: dropped"
+    FUZZY = "draft translation (fuzzy or to be reviewed): pair dropped"
+    OVER_SEGMENT = "sentence longer than a segment: pair dropped"
+    MISALIGNED = "document with other sentences on the other side: dropped"
+    ONE_SIDED = "document on one side only: dropped"
+    COLUMNS = "row without exactly two columns: dropped"
+    CUT = "document without an end for too long: cut"
+    LEAKED = "document that shares a sentence with valid or test: dropped"
+
+
+@dataclass
+class Skipped:
+    """A tally counts what was skipped by reason, and keeps the first few places of each."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    places: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, reason: SkipReason, place: str) -> None:
+        """Count one case; `place` says where it is."""
+        self.counts[reason] = self.counts.get(reason, 0) + 1
+        kept = self.places.setdefault(reason, [])
+        if len(kept) < PLACES_KEPT:
+            kept.append(place)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the tally as plain data."""
+        return {str(reason): {"count": count, "places": self.places[reason]} for reason, count in self.counts.items()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Skipped:
+        """Read what `to_json` wrote."""
+        return cls(
+            {reason: int(entry["count"]) for reason, entry in data.items()},
+            {reason: [str(place) for place in entry["places"]] for reason, entry in data.items()},
+        )
+
+
+@dataclass(frozen=True)
+class DocumentAssembler:
+    """An assembler cleans sentence pairs and puts them together to documents.
+
+    Args:
+        limits: How long a sentence and a document may be.
+        skipped: The tally of what is dropped or changed.
+        by_line: Every pair is a document of its own.
+    """
+
+    limits: Limits = field(default_factory=Limits)
+    skipped: Skipped = field(default_factory=Skipped)
+    by_line: bool = False
+
+    def documents(self, pairs: Iterable[SentencePair | None], path: Path) -> Iterator[Document]:
+        """Yield the documents of a file.
+
+        Args:
+            pairs: The sentence pairs of the file; None ends a document.
+            path: The file, for ids and messages.
+
+        Raises:
+            DataError: A document has more than `limits.document_sentences` sentences.
+        """
+        open_document = _OpenDocument(path)
+        for row in pairs:
+            if row is None:
+                yield from open_document.close(self.skipped)
+                continue
+            place = f"{path}:{row.line}"
+            pair = self._clean_pair(row.src, row.tgt, place)
+            if self.by_line:
+                if pair:
+                    yield Document(f"{path.name}:{row.line}", (pair[0],), (pair[1],))
+                continue
+            open_document.add(row.line, pair)
+            if len(open_document.pairs) > self.limits.document_sentences:
+                raise DataError(
+                    f"{place}: more than {self.limits.document_sentences} sentences without a document break; "
+                    "set documents: line if every line stands alone, or raise limits.document_sentences"
+                )
+        yield from open_document.close(self.skipped)
+
+    def document(self, id: str, src: Sequence[str], tgt: Sequence[str], place: str) -> Iterator[Document]:
+        """Yield one document whose sentences are known, unless none of them remains."""
+        places = (f"{place} sentence {index}" for index in range(1, len(src) + 1))
+        kept = [pair for pair in map(self._clean_pair, src, tgt, places) if pair]
+        if kept:
+            sources, targets = zip(*kept, strict=True)
+            yield Document(id, sources, targets)
+        else:
+            self.skipped.add(SkipReason.NO_SENTENCES, place)
+
+    def _clean_pair(self, src: str | None, tgt: str | None, place: str) -> tuple[str, str] | None:
+        """Return the cleaned pair, or None when it is dropped; both are counted."""
+        if src is None or tgt is None:
+            self.skipped.add(SkipReason.TOO_LONG, place)
+            return None
+        src, tgt = self._clean(src, place), self._clean(tgt, place)
+        if not src or not tgt:
+            self.skipped.add(SkipReason.EMPTY, place)
+            return None
+        if max(len(src), len(tgt)) > self.limits.sentence_characters:
+            self.skipped.add(SkipReason.TOO_LONG, place)
+            return None
+        return src, tgt
+
+    def _clean(self, sentence: str, place: str) -> str:
+        cleaned, replaced = _CONTROL.subn(" ", sentence)
+        if replaced:
+            self.skipped.add(SkipReason.CONTROL, place)
+        return cleaned.strip()
+
+
+@dataclass
+class _OpenDocument:
+    """The document that is being read; its id is its file and first line."""
+
+    path: Path
+    first_line: int | None = None
+    pairs: list[tuple[str, str]] = field(default_factory=list)
+
+    def add(self, line: int, pair: tuple[str, str] | None) -> None:
+        if self.first_line is None:
+            self.first_line = line
+        if pair:
+            self.pairs.append(pair)
+
+    def close(self, skipped: Skipped) -> Iterator[Document]:
+        """Yield the document, unless it has no sentences, and begin the next."""
+        if self.pairs:
+            src, tgt = zip(*self.pairs, strict=True)
+            yield Document(f"{self.path.name}:{self.first_line}", src, tgt)
+        elif self.first_line is not None:
+            skipped.add(SkipReason.NO_SENTENCES, f"{self.path}:{self.first_line}")
+        self.first_line, self.pairs = None, []

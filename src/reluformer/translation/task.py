@@ -26,8 +26,7 @@ from reluformer.training.objective import LossSums, Objective
 from reluformer.training.progress import TrainingProgress
 from reluformer.training.task import Evaluate
 from reluformer.translation.batches import Batch, BatchPlan, Lengths, Pair, collate, sorted_batches
-from reluformer.translation.prepare import prepare
-from reluformer.translation.prepared import PreparedCorpus
+from reluformer.translation.corpus import PreparedCorpus, prepare
 from reluformer.translation.recipe import Recipe
 from reluformer.translation.scoring import score
 from reluformer.translation.tokenizer import BEGIN, PAD, Tokenizer

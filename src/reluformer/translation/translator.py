@@ -111,13 +111,11 @@ class Translator:
         layout = formats.get(format) if isinstance(format, str) else format
         skeletons = [layout.skeleton(text) for text in texts]
         parts = [document.src for skeleton in skeletons for document in skeleton.documents]
-        ranked = iter(self.translate_n_best(parts, n_best or 1, progress))
-        filled = []
-        for skeleton in skeletons:
-            found = [next(ranked) for _ in skeleton.documents]
-            choices = range(n_best or 1)
-            filled.append([skeleton.fill([s for part in found for s in part[rank].sentences]) for rank in choices])
-        return [choice[0] for choice in filled] if n_best is None else filled
+        ranked = self.translate_n_best(parts, n_best or 1, progress)
+        choices = [
+            formats.fill_all(skeletons, [found[rank].sentences for found in ranked]) for rank in range(n_best or 1)
+        ]
+        return choices[0] if n_best is None else [list(texts) for texts in zip(*choices, strict=True)]
 
     def translate_documents(
         self, documents: Sequence[Sentences], progress: ReportProgress | None = None

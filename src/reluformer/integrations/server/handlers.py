@@ -281,8 +281,8 @@ class Stream:
             return await self._messages.get()
 
     def _sentence(self, index: int, translation: str) -> str:
-        slot = self._layout.slots[index]
-        return event("sentence", {"index": index, "source": slot.source, "text": slot.fill(translation)})
+        unit = self._layout.units[index]
+        return event("sentence", {"index": index, "source": unit.source, "text": unit.fill(translation)})
 
 
 def event(name: str, data: Mapping[str, Any]) -> str:

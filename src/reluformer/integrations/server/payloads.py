@@ -13,8 +13,7 @@ from reluformer.integrations.server.limits import Limits, RequestError
 from reluformer.integrations.server.model_registry import ServedModel
 from reluformer.translation import formats
 from reluformer.translation.documents import Translation
-from reluformer.translation.formats import Skeleton
-from reluformer.translation.formats.base import Slot, TextSkeleton, decode
+from reluformer.translation.formats import Skeleton, TextSkeleton, TextUnit, decode_text
 
 FORMATS = {"text": "plain", "html": "html"}
 """The name of each format of LibreTranslate in this package."""
@@ -51,7 +50,7 @@ class Payload:
                 415, "unsupported_file", sentence, "give it a name that ends in " + ", ".join(file_suffixes())
             )
         layout = formats.detect(name, source=model.source, target=model.target)
-        return cls((layout.skeleton(decode(content, "the file")),))
+        return cls((layout.skeleton(decode_text(content, "the file")),))
 
     @property
     def documents(self) -> list[tuple[str, ...]]:
@@ -65,12 +64,7 @@ class Payload:
             translations: The n-best translations of each of `documents`.
             rank: The rank of the translation to take; 0 is the best.
         """
-        remaining = iter(translations)
-        filled = []
-        for skeleton in self.skeletons:
-            found = [next(remaining)[rank] for _ in skeleton.documents]
-            filled.append(skeleton.fill([sentence for part in found for sentence in part.sentences]))
-        return filled
+        return formats.fill_all(self.skeletons, [found[rank].sentences for found in translations])
 
 
 class TextLayout:
@@ -78,11 +72,11 @@ class TextLayout:
 
     def __init__(self, skeleton: Skeleton) -> None:
         assert isinstance(skeleton, TextSkeleton)
-        self.slots: list[Slot] = []
+        self.units: list[TextUnit] = []
         self._before = [""]
         for part in skeleton.parts:
-            if isinstance(part, Slot):
-                self.slots.append(part)
+            if isinstance(part, TextUnit):
+                self.units.append(part)
                 self._before.append("")
             else:
                 self._before[-1] += part
@@ -91,8 +85,8 @@ class TextLayout:
         """Returns the sentences; all `before + text`, followed by `after`, make up the whole text."""
         return {
             "sentences": [
-                {"index": index, "source": slot.source, "before": self._before[index]}
-                for index, slot in enumerate(self.slots)
+                {"index": index, "source": unit.source, "before": self._before[index]}
+                for index, unit in enumerate(self.units)
             ],
             "after": self._before[-1],
         }

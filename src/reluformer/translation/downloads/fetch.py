@@ -30,12 +30,12 @@ BLOCK = 2**18
 _RETRIED_STATUS = {408, 425, 429, 500, 502, 503, 504}
 _OFFLINE = {errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN}
 
-Progress = Callable[[str, int, int | None], None]
+DownloadProgress = Callable[[str, int, int | None], None]
 """Told the file's name, the bytes that are here, and all of them where known."""
 
 
 def silent(name: str, received: int, total: int | None) -> None:
-    """Progress for nobody."""
+    """DownloadProgress for nobody."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def fetch(
     *,
     size: int | None = None,
     verify: Callable[[Path, Digests], None] = lambda path, digests: None,
-    progress: Progress = silent,
+    progress: DownloadProgress = silent,
     patience: Patience | None = None,
 ) -> Digests:
     """Download `url` to `target`, which appears only when it is whole and `verify` did not raise.
@@ -131,7 +131,7 @@ class _Download:
     url: str
     target: Path
     size: int | None
-    progress: Progress
+    progress: DownloadProgress
     timeout: float
 
     @property

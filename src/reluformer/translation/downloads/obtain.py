@@ -16,11 +16,11 @@ from typing import Any, get_args
 
 from reluformer.errors import DataError, StorageError
 from reluformer.files import alone_in, write_text
+from reluformer.translation.document import Skipped
 from reluformer.translation.downloads.catalogue import Dataset, RemoteFile
 from reluformer.translation.downloads.convert import CONVERTERS, Workspace, write_documents
-from reluformer.translation.downloads.fetch import Digests, Patience, Progress, fetch, silent
+from reluformer.translation.downloads.fetch import Digests, DownloadProgress, Patience, fetch, silent
 from reluformer.translation.recipe import Split
-from reluformer.translation.skipped import Skipped
 
 FORMAT = 1
 RECORD = "downloads.json"
@@ -28,7 +28,7 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ObtainedSet:
     """Where the set is and what is in it; `fresh` when this call made it."""
 
     directory: Path
@@ -51,9 +51,9 @@ def obtain(
     to: Path,
     *,
     mirror: str | None = None,
-    progress: Progress = silent,
+    progress: DownloadProgress = silent,
     patience: Patience | None = None,
-) -> Outcome:
+) -> ObtainedSet:
     """Download what is missing, convert, and say what is there. A set that is complete is left as it is.
 
     A second process that obtains it at the same time waits for the first.
@@ -63,7 +63,7 @@ def obtain(
     with alone_in(directory):
         record = _read_record(directory / RECORD, dataset.name)
         if _complete(directory, record):
-            return Outcome(directory, fresh=False, record=record)
+            return ObtainedSet(directory, fresh=False, record=record)
         for file, address in zip(dataset.files, addresses, strict=True):
             found = _obtain_file(file, address, directory / "raw", record, progress, patience)
             checksum = "unknown" if file.checksum is None else f"{file.checksum.algorithm} of {file.checksum.source}"
@@ -73,7 +73,7 @@ def obtain(
             progress(f"{split}.jsonl.gz", 0, None)
             record["splits"][split] = _convert(dataset.name, split, directory)
             _write_record(directory / RECORD, record)
-        return Outcome(directory, fresh=True, record=record)
+        return ObtainedSet(directory, fresh=True, record=record)
 
 
 def _obtain_file(
@@ -81,7 +81,7 @@ def _obtain_file(
     address: str,
     raw: Path,
     record: dict[str, Any],
-    progress: Progress,
+    progress: DownloadProgress,
     patience: Patience | None,
 ) -> dict[str, Any]:
     """Digests of the file in `raw`, which is downloaded unless it is there."""

@@ -16,7 +16,6 @@ generator   whole documents
 discourse   annotations, and the scorer of translations
 """
 
-from reluformer.config.data import Split
 from reluformer.translation.embedded.discourse import (
     Annotation,
     DiscourseScores,
@@ -26,6 +25,7 @@ from reluformer.translation.embedded.discourse import (
 )
 from reluformer.translation.embedded.generator import document_at, document_from_id, generate
 from reluformer.translation.embedded.scene import SPLITS
+from reluformer.translation.recipe import Split
 
 __all__ = [
     "SPLITS",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from reluformer.config.data import Split
 from reluformer.errors import ArgumentError, nearest
 from reluformer.translation.document import Document
 from reluformer.translation.embedded import lexicon as lex
@@ -13,6 +12,7 @@ from reluformer.translation.embedded.discourse import Annotation, EmbeddedDocume
 from reluformer.translation.embedded.grammar import PRONOUNS, Gender, Noun, Phrase, Variety
 from reluformer.translation.embedded.scene import SPLITS, Draws, Scene, belongs_to_valid
 from reluformer.translation.embedded.sentences import aside, audience, introduction, mention
+from reluformer.translation.recipe import Split
 
 MIN_SENTENCES, MAX_SENTENCES = 2, 200
 _ID = re.compile(r"embedded/seed=(-?\d+)/(\w+)/sentences=(\d+)-(\d+)/(\d+)")

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal, Protocol, TypeVar, get_args
 
-from reluformer.config.data import Split
 from reluformer.translation.embedded import lexicon as lex
 from reluformer.translation.embedded.grammar import (
     Case,
@@ -31,6 +30,7 @@ from reluformer.translation.embedded.grammar import (
     noun_phrase,
     place_phrase,
 )
+from reluformer.translation.recipe import Split
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 Combination = Literal["adjective", "object", "topic"]

@@ -1,4 +1,4 @@
-"""Documents for translation: sentences out, translations in, the structure as it was.
+"""Text formats: one codec each, for documents to translate and for corpora to train on.
 
     text_format = detect("letter.md")
     sentences, skeleton = text_format.parse(read_text("letter.md"))
@@ -7,6 +7,13 @@
 A skeleton filled with its own sentences is the text again, byte for byte, in `plain`,
 `aligned`, `markdown` and `html`; the other formats only add to what is there. `skeleton.documents`
 groups the same sentences by document, for models that read across sentences.
+
+plain      running text, and aligned text with one sentence a line
+markdown   CommonMark with tables
+html       pages
+tabular    TSV and JSON lines
+bilingual  TMX, XLIFF and PO
+base       skeletons and text units; `spans` protects code and links, `lines` reads files
 """
 
 from __future__ import annotations
@@ -14,12 +21,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from reluformer.errors import UnknownNameError, nearest
-from reluformer.translation.formats.base import Skeleton, TextFormat, read_text, write_text
-from reluformer.translation.formats.catalogues import Catalogue, Po, Tmx, Xliff
-from reluformer.translation.formats.corpora import AlignedText, Jsonl, Tsv
+from reluformer.translation.formats.base import (
+    CorpusFormat,
+    Skeleton,
+    TextFormat,
+    TextSkeleton,
+    TextUnit,
+    fill_all,
+)
+from reluformer.translation.formats.bilingual import BilingualFormat, Po, Tmx, Xliff
 from reluformer.translation.formats.html import Html
+from reluformer.translation.formats.lines import decode_text, read_text, split_lines, write_text
 from reluformer.translation.formats.markdown import Markdown
-from reluformer.translation.formats.plain import PlainText
+from reluformer.translation.formats.plain import AlignedText, PlainText
+from reluformer.translation.formats.tabular import Jsonl, Tsv
 from reluformer.translation.splitters import Splitter
 
 _FORMATS: dict[str, type[TextFormat]] = {
@@ -28,38 +43,56 @@ _FORMATS: dict[str, type[TextFormat]] = {
 
 
 def names() -> tuple[str, ...]:
-    """Every format that can be named."""
+    """Return the names of all formats."""
     return tuple(_FORMATS)
 
 
 def get(name: str, *, splitter: str | Splitter = "simple", source: str = "en", target: str = "de") -> TextFormat:
-    """A format by its name; it takes of the options what it needs."""
+    """Return a format by its name.
+
+    Args:
+        name: A name out of `names()`.
+        splitter: The sentence splitter of running text, by name or as an object.
+        source: The language of the text.
+        target: The language of the translation.
+
+    Raises:
+        UnknownNameError: No format or splitter has this name.
+
+    Example:
+        >>> from reluformer.translation import formats
+        >>> formats.get("plain").parse("One. Two.")[0]
+        ('One.', 'Two.')
+    """
     if name not in _FORMATS:
         raise UnknownNameError(f"unknown format '{name}'; {nearest(name, _FORMATS)}")
-    kind = _FORMATS[name]
-    if issubclass(kind, Catalogue):
-        return kind(splitter, source=source, target=target)
-    if issubclass(kind, PlainText | Markdown | Html):
-        return kind(splitter)
-    return kind()
+    return _FORMATS[name](splitter, source=source, target=target)
 
 
 def detect(
     path: str | Path, *, splitter: str | Splitter = "simple", source: str = "en", target: str = "de"
 ) -> TextFormat:
-    """The format that the name of a file suggests; plain text where it suggests none."""
+    """Return the format that the name of a file suggests; plain text where it suggests none.
+
+    Example:
+        >>> from reluformer.translation import formats
+        >>> formats.detect("letter.md").name
+        'markdown'
+    """
     file_name = Path(path).name.lower()
     matching = (kind.name for kind in _FORMATS.values() if file_name.endswith(kind.suffixes))
     return get(next(matching, PlainText.name), splitter=splitter, source=source, target=target)
 
 
 def is_jsonl(path: str | Path) -> bool:
-    """Whether the name of a file says that it holds JSON lines."""
+    """Return whether the name of a file says that it holds JSON lines."""
     return isinstance(detect(path), Jsonl)
 
 
 __all__ = [
     "AlignedText",
+    "BilingualFormat",
+    "CorpusFormat",
     "Html",
     "Jsonl",
     "Markdown",
@@ -67,13 +100,18 @@ __all__ = [
     "Po",
     "Skeleton",
     "TextFormat",
+    "TextSkeleton",
+    "TextUnit",
     "Tmx",
     "Tsv",
     "Xliff",
+    "decode_text",
     "detect",
+    "fill_all",
     "get",
     "is_jsonl",
     "names",
     "read_text",
+    "split_lines",
     "write_text",
 ]

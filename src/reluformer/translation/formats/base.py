@@ -1,123 +1,167 @@
-"""What every format does: take the sentences out of a text, and put translations back."""
+"""The base of all formats: take the sentences out of a text, and put translations back.
+
+A format is a codec. `skeleton` takes the sentences out of a document for translation. A
+`CorpusFormat` holds both languages, and `read_corpus` reads the same files for training.
+"""
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from reluformer.errors import DataError
-from reluformer.translation.document import Document
+from reluformer.translation import splitters
+from reluformer.translation.document import Document, DocumentAssembler
 from reluformer.translation.formats.lines import on_one_line
+from reluformer.translation.splitters import Splitter
+
+
+@dataclass(frozen=True)
+class TextUnit:
+    """A text unit is the place of one sentence: `raw` as it stands in the text, `source` as a model reads it."""
+
+    raw: str
+    source: str
+
+    def fill(self, translation: str) -> str:
+        """Return what to write there; the raw text itself where the translation left the source as it was."""
+        return self.raw if translation == self.source else self.adapt(on_one_line(translation))
+
+    def adapt(self, translation: str) -> str:
+        """Return the translation, which is on one line, as the format wants it written."""
+        return translation
+
+
+Part = str | TextUnit
+"""A part of a text is literal text or a text unit."""
+
+
+def filled(parts: Iterable[Part], translations: Iterator[str]) -> Iterator[str]:
+    """Yield the parts of a text with one of `translations` in place of each text unit."""
+    for part in parts:
+        yield part.fill(next(translations)) if isinstance(part, TextUnit) else part
 
 
 class Skeleton(ABC):
-    """A text without its sentences: where they stood, and all that stood between them."""
+    """A skeleton is a text without its sentences: where they stood, and all that stood between them."""
 
     documents: tuple[Document, ...]
     """The sentences to translate, grouped by the documents that they belong to."""
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """The sentences of all documents in order: what `fill` wants translations of."""
+        """Return the sentences of all documents in order; `fill` wants a translation of each."""
         return tuple(sentence for document in self.documents for sentence in document.src)
 
     def fill(self, translations: Sequence[str]) -> str:
-        """The text with `translations` in place of its sentences, one for each, in order."""
+        """Return the text with translations in place of its sentences.
+
+        Args:
+            translations: One for each sentence, in order; it may be empty.
+
+        Raises:
+            DataError: The number of translations is not that of the sentences.
+        """
         expected = sum(len(document.src) for document in self.documents)
         if len(translations) != expected:
             raise DataError(
                 f"the text has {expected} sentences but {len(translations)} translations were given; "
                 "give exactly one for each, in order (it may be an empty string)"
             )
-        return self._fill(translations)
+        return self._fill(iter(translations))
 
     @abstractmethod
-    def _fill(self, translations: Sequence[str]) -> str: ...
+    def _fill(self, translations: Iterator[str]) -> str: ...
+
+
+def fill_all(skeletons: Iterable[Skeleton], documents: Iterable[Sequence[str]]) -> list[str]:
+    """Fill many skeletons with the translations of all their documents.
+
+    Args:
+        skeletons: The texts without their sentences.
+        documents: The translated sentences of each document of each skeleton, in order.
+
+    Returns:
+        The translated texts.
+    """
+    remaining = iter(documents)
+    return [
+        skeleton.fill([sentence for _ in skeleton.documents for sentence in next(remaining)]) for skeleton in skeletons
+    ]
+
+
+class TextSkeleton(Skeleton):
+    """A skeleton of literal text and text units in turn; literal text comes back byte for byte."""
+
+    def __init__(self, parts: Sequence[Part], documents: Sequence[Document] | None = None) -> None:
+        self.parts = tuple(parts)
+        if documents is None:
+            sources = tuple(part.source for part in parts if isinstance(part, TextUnit))
+            documents = [Document("1", sources)] if sources else []
+        self.documents = tuple(documents)
+
+    def stream(self, translations: Iterable[str]) -> Iterator[str]:
+        """Yield the filled text piece by piece, each as soon as its translation is there."""
+        return filled(self.parts, iter(translations))
+
+    def _fill(self, translations: Iterator[str]) -> str:
+        return "".join(self.stream(translations))
 
 
 class TextFormat(ABC):
-    """How a kind of text holds sentences. Subclasses hold the options of their format."""
+    """A format knows how a kind of text holds sentences.
+
+    Args:
+        splitter: The sentence splitter of running text, by name or as an object.
+        source: The language of the text, as a code such as `en`.
+        target: The language of the translation.
+    """
 
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]] = ()
 
+    def __init__(self, splitter: str | Splitter = "simple", *, source: str = "en", target: str = "de") -> None:
+        self.splitter = splitters.get(splitter, source)
+        self.source = source
+        self.target = target
+
     def parse(self, text: str) -> tuple[tuple[str, ...], Skeleton]:
-        """The sentences to translate, and the skeleton to fill with their translations."""
+        """Return the sentences to translate, and the skeleton to fill with their translations.
+
+        Example:
+            >>> from reluformer.translation import formats
+            >>> sentences, skeleton = formats.get("markdown").parse("# Title\\n\\nUse `ls` now.\\n")
+            >>> sentences
+            ('Title', 'Use [1] now.')
+            >>> skeleton.fill(["Titel", "Nimm jetzt [1]."])
+            '# Titel\\n\\nNimm jetzt `ls`.\\n'
+        """
         skeleton = self.skeleton(text)
         return skeleton.sentences, skeleton
 
     @abstractmethod
     def skeleton(self, text: str) -> Skeleton:
-        """The skeleton alone; it knows the sentences, too."""
+        """Return the skeleton alone, which knows the sentences too.
+
+        Raises:
+            DataError: The text is not of this format; the message has the line where it is known.
+        """
 
 
-@dataclass(frozen=True)
-class Slot:
-    """The place of one sentence: `raw` as it stands in the text, `source` as a model reads it."""
+class CorpusFormat(TextFormat):
+    """A corpus format holds sentences with their translations, so it can be trained on, too."""
 
-    raw: str
-    source: str
+    @abstractmethod
+    def read_corpus(self, files: Sequence[Path], assembler: DocumentAssembler) -> Iterator[Document]:
+        """Read aligned documents, one at a time.
 
-    def fill(self, translation: str) -> str:
-        """What to write there; the raw text itself where the translation left the source as it was."""
-        return self.raw if translation == self.source else self.adapt(on_one_line(translation))
+        Args:
+            files: The file, or the source and the target file of an aligned pair; `.gz` is unpacked.
+            assembler: Cleans the sentence pairs and counts what is skipped.
 
-    def adapt(self, translation: str) -> str:
-        """The translation, on one line, as the format wants it written."""
-        return translation
-
-
-Part = str | Slot
-
-
-class TextSkeleton(Skeleton):
-    """Literal text and slots in turn: whatever is no sentence comes back byte for byte."""
-
-    def __init__(self, parts: Sequence[Part], documents: Sequence[Document] | None = None) -> None:
-        self.parts = tuple(parts)
-        if documents is None:
-            sources = tuple(part.source for part in parts if isinstance(part, Slot))
-            documents = [Document("1", sources)] if sources else []
-        self.documents = tuple(documents)
-
-    def _fill(self, translations: Sequence[str]) -> str:
-        remaining = iter(translations)
-        return "".join(part.fill(next(remaining)) if isinstance(part, Slot) else part for part in self.parts)
-
-
-def decode(data: bytes, where: str) -> str:
-    """UTF-8 text, a byte order mark kept as its first character; `where` names it in errors."""
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise DataError(
-            f"{where}: not valid UTF-8 at byte {error.start} (line {line}): {error.reason}; "
-            "convert it first, e.g. iconv -f latin1 -t utf-8"
-        ) from None
-
-
-def read_text(path: str | Path) -> str:
-    """The text of a file exactly as it is, line endings included; `.gz` is unpacked."""
-    path = Path(path)
-    try:
-        data = path.read_bytes()
-        if path.suffix == ".gz":
-            data = gzip.decompress(data)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: damaged gzip file: {error}") from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
-    return decode(data, str(path))
-
-
-def write_text(path: str | Path, text: str) -> None:
-    """Write `text` exactly as it is, packed for `.gz` (the same text gives the same bytes)."""
-    path = Path(path)
-    data = text.encode("utf-8")
-    path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+        Raises:
+            DataError: The files are damaged or misaligned; the message has file and line.
+        """

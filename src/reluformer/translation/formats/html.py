@@ -1,4 +1,4 @@
-"""HTML: the words are translated, tags, comments, scripts and attributes stay.
+"""HTML: the words are translated; tags, comments, scripts and attributes stay as they are.
 
 Running text ends where a block ends (a paragraph, a cell, a line break). Inline markup
 inside of a sentence passes through a model as `spans` describes: `<b>word</b>` as a label
@@ -13,49 +13,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from reluformer.translation import splitters
-from reluformer.translation.formats.base import Part, Skeleton, Slot, TextFormat, TextSkeleton
-from reluformer.translation.formats.spans import ADDRESS, MARK, MarkedSlot, Span, segment
-from reluformer.translation.splitters import Splitter
+from reluformer.translation.formats.base import Part, Skeleton, TextFormat, TextSkeleton, TextUnit
+from reluformer.translation.formats.spans import ADDRESS, MARK, MarkedUnit, Span, split_units
 
 _KEPT = "script|style|pre|textarea|template|svg|math|noscript|iframe|object"
-_INLINE = frozenset(
-    [
-        "a",
-        "abbr",
-        "acronym",
-        "b",
-        "bdi",
-        "bdo",
-        "big",
-        "cite",
-        "code",
-        "data",
-        "del",
-        "dfn",
-        "em",
-        "font",
-        "i",
-        "img",
-        "ins",
-        "kbd",
-        "label",
-        "mark",
-        "q",
-        "s",
-        "samp",
-        "small",
-        "span",
-        "strike",
-        "strong",
-        "sub",
-        "sup",
-        "time",
-        "tt",
-        "u",
-        "var",
-        "wbr",
-    ]
+_INLINE = re.compile(
+    "a|abbr|acronym|b|bdi|bdo|big|cite|code|data|del|dfn|em|font|i|img|ins|kbd|label|mark|q|s|samp|small|"
+    "span|strike|strong|sub|sup|time|tt|u|var|wbr",
+    re.IGNORECASE,
 )
 _ATTRIBUTES = r"(?:[^<>\"']|\"[^\"]*\"|'[^']*')*+"
 _TAG = rf"</?([A-Za-z][\w:-]*+){_ATTRIBUTES}>"
@@ -68,7 +33,7 @@ _OTHER = re.compile(rf"{_TAG}|{MARK.pattern}|{ADDRESS}")
 
 
 def html_spans(text: str) -> list[Span]:
-    """What must survive in a stretch of running text: inline tags, code, addresses."""
+    """Find what must survive in a stretch of running text: inline tags, code, addresses."""
     spans: list[Span] = []
     taken = bytearray(len(text))
     for pattern in (_WHOLE, _PAIR, _OTHER):
@@ -83,45 +48,42 @@ def html_spans(text: str) -> list[Span]:
 
 
 @dataclass(frozen=True)
-class HtmlSlot(MarkedSlot):
-    """A sentence that must not turn into markup."""
+class HtmlUnit(MarkedUnit):
+    """A unit of HTML escapes its translation, which must not turn into markup."""
 
     def adapt(self, translation: str) -> str:
         return super().adapt(html.escape(translation, quote=False))
 
 
 class Html(TextFormat):
-    """A page, or a piece of one, as one document."""
+    """HTML takes a page, or a piece of one, for one document."""
 
     name = "html"
     suffixes = (".html", ".htm")
 
-    def __init__(self, splitter: str | Splitter = "simple") -> None:
-        self.splitter = splitters.get(splitter)
-
     def skeleton(self, text: str) -> Skeleton:
         parts: list[Part] = []
         for stretch, is_running in _stretches(text):
-            parts += self._segment(stretch) if is_running else [stretch]
+            parts += self._units(stretch) if is_running else [stretch]
         return TextSkeleton(parts)
 
-    def _segment(self, stretch: str) -> Iterator[Part]:
-        for part in segment(stretch, self.splitter, html_spans):
-            if isinstance(part, Slot):
-                spans = part.spans if isinstance(part, MarkedSlot) else ()
-                yield HtmlSlot(part.raw, html.unescape(part.source), spans)
+    def _units(self, stretch: str) -> Iterator[Part]:
+        for part in split_units(stretch, self.splitter, html_spans):
+            if isinstance(part, TextUnit):
+                spans = part.spans if isinstance(part, MarkedUnit) else ()
+                yield HtmlUnit(part.raw, html.unescape(part.source), spans)
             else:
                 yield part
 
 
 def _stretches(text: str) -> Iterator[tuple[str, bool]]:
-    """The text in pieces: running text with its inline tags, and everything else."""
-    start = cursor = 0
+    """Yield the pieces of a text: running text with its inline tags (True), and everything else."""
+    cursor = 0
     for match in _MARKUP.finditer(text):
         name = match[2]
-        if name and name.lower() in _INLINE:
+        if name and _INLINE.fullmatch(name):
             continue
-        start, cursor = cursor, match.end()
-        yield text[start : match.start()], True
+        yield text[cursor : match.start()], True
         yield match[0], False
+        cursor = match.end()
     yield text[cursor:], True

@@ -21,10 +21,9 @@ from typing import NamedTuple
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from reluformer.translation import splitters
-from reluformer.translation.formats.base import Part, Skeleton, Slot, TextFormat, TextSkeleton
-from reluformer.translation.formats.lines import Line, split_lines
-from reluformer.translation.formats.spans import ADDRESS, MARK, TAG, MarkedSlot, Span, segment
+from reluformer.translation.formats.base import Part, Skeleton, TextFormat, TextSkeleton, TextUnit
+from reluformer.translation.formats.lines import TextLine, split_lines
+from reluformer.translation.formats.spans import ADDRESS, MARK, TAG, MarkedUnit, Span, split_units
 from reluformer.translation.splitters import Splitter
 
 _FRONT_MATTER = re.compile(r"\ufeff?(?:(---|\+\+\+)[ \t]*\r?\n(?:.*\r?\n)*?(?:\1|\.\.\.)[ \t]*(?:\r?\n|\Z))?")
@@ -47,7 +46,7 @@ _BARE = re.compile(ADDRESS)
 
 
 def markdown_spans(text: str) -> list[Span]:
-    """What must survive in the text of a paragraph; escaped brackets and ticks are no markup."""
+    """Find what must survive in the text of a paragraph; escaped brackets and ticks are no markup."""
     opaque = [match.span() for match in _OPAQUE.finditer(text)]
     shadow = _blank_out(text, opaque)
     spans = []
@@ -75,8 +74,8 @@ def _blank_out(text: str, ranges: Sequence[tuple[int, int]]) -> str:
 
 
 @dataclass(frozen=True)
-class MarkdownSlot(MarkedSlot):
-    """A sentence that must not turn into markup: `1. Mai` at the start of a line is no list."""
+class MarkdownUnit(MarkedUnit):
+    """A unit of Markdown escapes what would turn into markup: `1. Mai` at the start of a line is no list."""
 
     starts_line: bool = False
     in_table: bool = False
@@ -92,15 +91,15 @@ class MarkdownSlot(MarkedSlot):
 
 
 class Stretch(NamedTuple):
-    """Where a line of running text stands in the document."""
+    """A stretch says where a line of running text stands in the document."""
 
     start: int
     end: int
 
 
 @dataclass(frozen=True)
-class Block:
-    """Running text between two hard breaks: its lines without what marks the block."""
+class TextBlock:
+    """A text block is running text between two hard breaks: its lines without what marks the block."""
 
     stretches: list[Stretch]
     in_table: bool = False
@@ -108,13 +107,13 @@ class Block:
 
 
 class Markdown(TextFormat):
-    """CommonMark with tables, as one document; see the module for what is kept."""
+    """Markdown is CommonMark with tables, as one document; the module says what is kept."""
 
     name = "markdown"
     suffixes = (".md", ".markdown")
 
-    def __init__(self, splitter: str | Splitter = "simple") -> None:
-        self.splitter = splitters.get(splitter)
+    def __init__(self, splitter: str | Splitter = "simple", *, source: str = "en", target: str = "de") -> None:
+        super().__init__(splitter, source=source, target=target)
         self._parser = MarkdownIt("commonmark").enable("table")
         self._parser.core.ruler.enableOnly(["normalize", "block"])
 
@@ -126,12 +125,12 @@ class Markdown(TextFormat):
         for block in self._blocks(text[offset:]):
             stretches = [Stretch(start + offset, end + offset) for start, end in block.stretches]
             parts.append(text[cursor : stretches[0].start])
-            parts += self._segment(text, stretches, block)
+            parts += self._units(text, stretches, block)
             cursor = stretches[-1].end
         return TextSkeleton([*parts, text[cursor:]])
 
-    def _blocks(self, body: str) -> Iterator[Block]:
-        """Every stretch of running text that the parser found, in order."""
+    def _blocks(self, body: str) -> Iterator[TextBlock]:
+        """Yield every block of running text that the parser found, in order."""
         lines = split_lines(body)
         starts = [0]
         for line in lines:
@@ -147,11 +146,11 @@ class Markdown(TextFormat):
                 found = _find_cell(lines[first].body, token.content, column)
                 row, column = first, found.end if found else column
                 if found:
-                    yield Block([Stretch(starts[first] + found.start, starts[first] + found.end)], in_table=True)
+                    yield TextBlock([Stretch(starts[first] + found.start, starts[first] + found.end)], in_table=True)
             else:
                 yield from _paragraph(lines, starts, first, opening, token)
 
-    def _segment(self, text: str, stretches: Sequence[Stretch], block: Block) -> list[Part]:
+    def _units(self, text: str, stretches: Sequence[Stretch], block: TextBlock) -> list[Part]:
         """Split the lines of a block as one text, and map the pieces back to the document."""
         joined = "\n".join(text[start:end] for start, end in stretches)
         line_starts = [0]
@@ -164,13 +163,13 @@ class Markdown(TextFormat):
 
         parts: list[Part] = []
         position = 0
-        for part in segment(joined, self.splitter, markdown_spans):
-            end = position + len(part.raw if isinstance(part, Slot) else part)
+        for part in split_units(joined, self.splitter, markdown_spans):
+            end = position + len(part.raw if isinstance(part, TextUnit) else part)
             raw = text[original(position) : original(end)]
-            if isinstance(part, Slot):
-                spans = part.spans if isinstance(part, MarkedSlot) else ()
+            if isinstance(part, TextUnit):
+                spans = part.spans if isinstance(part, MarkedUnit) else ()
                 starts_line = not block.in_heading and (position == 0 or joined[position - 1] == "\n")
-                parts.append(MarkdownSlot(raw, part.source, spans, starts_line, block.in_table))
+                parts.append(MarkdownUnit(raw, part.source, spans, starts_line, block.in_table))
             else:
                 parts.append(raw)
             position = end
@@ -185,8 +184,10 @@ def _find_cell(row: str, content: str, column: int) -> Stretch | None:
     return None
 
 
-def _paragraph(lines: list[Line], starts: list[int], first: int, opening: Token, token: Token) -> Iterator[Block]:
-    """A paragraph or heading, cut at hard breaks. The parser reads NUL as the replacement character."""
+def _paragraph(
+    lines: list[TextLine], starts: list[int], first: int, opening: Token, token: Token
+) -> Iterator[TextBlock]:
+    """Cut a paragraph or heading at hard breaks. The parser reads NUL as the replacement character."""
     heading = opening.type == "heading_open" and opening.markup.startswith("#")
     stretches: list[Stretch] = []
     contents = token.content.split("\n")
@@ -204,5 +205,5 @@ def _paragraph(lines: list[Line], starts: list[int], first: int, opening: Token,
             end = min(end, hard_break.start())
         stretches.append(Stretch(starts[row] + start, starts[row] + end))
         if hard_break or is_last:
-            yield Block(stretches, in_heading=heading)
+            yield TextBlock(stretches, in_heading=heading)
             stretches = []

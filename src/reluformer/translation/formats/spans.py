@@ -1,4 +1,4 @@
-"""Spans of a sentence that no model may touch: code, link targets, place-holders of programs.
+"""Protected spans of a sentence: code, link targets and placeholders, which no model may touch.
 
 A model reads `[1]` in place of a whole span, and `[1]label[/1]` for a link, whose label
 is to be translated. Text that looks like such a mark is itself protected. Afterwards the
@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from reluformer.translation.formats.base import Part, Slot
+from reluformer.translation.formats.base import Part, TextUnit
 from reluformer.translation.formats.lines import on_one_line
 from reluformer.translation.splitters import Splitter
 
@@ -26,7 +26,7 @@ ADDRESS = (
 
 @dataclass(frozen=True)
 class Span:
-    """A protected stretch `start:end`. A link also has a label inside, which is not protected."""
+    """A span protects `start:end` of a text. A link also has a label inside, which is not protected."""
 
     start: int
     end: int
@@ -37,13 +37,13 @@ SpanFinder = Callable[[str], Sequence[Span]]
 
 
 def no_spans(text: str) -> Sequence[Span]:
-    """For texts where nothing is protected."""
+    """Return no spans, for text in which nothing is protected."""
     return ()
 
 
 @dataclass(frozen=True)
-class MarkedSlot(Slot):
-    """A slot whose source holds marks: `spans[k]` stands for the marks numbered k + 1."""
+class MarkedUnit(TextUnit):
+    """A text unit whose source holds marks: `spans[k]` stands for the marks numbered k + 1."""
 
     spans: tuple[tuple[str, str | None, str], ...] = ()
     """Opening, source label, closing; a span without a label is all opening."""
@@ -52,11 +52,19 @@ class MarkedSlot(Slot):
         return restore(translation, self.spans) if self.spans else translation
 
 
-def segment(text: str, splitter: Splitter, find_spans: SpanFinder = no_spans) -> list[Part]:
-    """The sentences of a stretch of running text as slots, and what lies between them.
+def split_units(text: str, splitter: Splitter, find_spans: SpanFinder = no_spans) -> list[Part]:
+    """Split running text into text units, one for each sentence, and the literal text between them.
 
-    The raw parts joined give the text. A piece without a letter or digit of its own (a
-    rule, an emoji, a lone link target) is no sentence.
+    A piece without a letter or digit of its own (a rule, an emoji, a lone link target) is
+    no sentence.
+
+    Args:
+        text: A stretch of running text.
+        splitter: The sentence splitter.
+        find_spans: Finds the protected spans, in order and without overlap.
+
+    Returns:
+        Parts whose raw text, joined, is `text`.
     """
     spans = find_spans(text)
     shadow = _shadow(text, spans)
@@ -66,7 +74,7 @@ def segment(text: str, splitter: Splitter, find_spans: SpanFinder = no_spans) ->
         end = start + len(piece)
         inside = [span for span in spans if start <= span.start < end]
         if is_sentence and _has_words(text, start, end, inside):
-            parts.append(_slot(text, start, end, inside))
+            parts.append(_unit(text, start, end, inside))
         else:
             parts.append(text[start:end])
         start = end
@@ -74,7 +82,7 @@ def segment(text: str, splitter: Splitter, find_spans: SpanFinder = no_spans) ->
 
 
 def _shadow(text: str, spans: Sequence[Span]) -> str:
-    """As long as `text`, with letters in place of the spans, so that no splitter cuts them."""
+    """Return a text as long as `text` with letters in place of the spans, so that no splitter cuts them."""
     pieces, cursor = [], 0
     for span in spans:
         filler = "Q" * (span.end - span.start)
@@ -95,7 +103,7 @@ def _has_words(text: str, start: int, end: int, spans: Sequence[Span]) -> bool:
     return any(map(str.isalnum, text[cursor:end]))
 
 
-def _slot(text: str, start: int, end: int, spans: Sequence[Span]) -> Slot:
+def _unit(text: str, start: int, end: int, spans: Sequence[Span]) -> TextUnit:
     raw = text[start:end]
     pieces: list[str] = []
     protected: list[tuple[str, str | None, str]] = []
@@ -111,7 +119,7 @@ def _slot(text: str, start: int, end: int, spans: Sequence[Span]) -> Slot:
             protected.append((text[span.start : low], text[low:high], text[high : span.end]))
         cursor = span.end
     source = on_one_line("".join([*pieces, text[cursor:end]]))
-    return MarkedSlot(raw, source, tuple(protected)) if protected else Slot(raw, source)
+    return MarkedUnit(raw, source, tuple(protected)) if protected else TextUnit(raw, source)
 
 
 def restore(translation: str, spans: Sequence[tuple[str, str | None, str]]) -> str:

@@ -1,0 +1,367 @@
+"""A corpus: read as documents, prepared once as segments of token ids, and opened for training.
+
+Everything streams: a corpus of any size passes through a few thousand sentences at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+import reluformer
+from reluformer.errors import ArgumentError, DataError, StorageError
+from reluformer.files import alone_in, read_json, write_text
+from reluformer.translation import formats
+from reluformer.translation.document import Document, DocumentAssembler, Skipped
+from reluformer.translation.embedded import generate
+from reluformer.translation.formats import AlignedText, CorpusFormat
+from reluformer.translation.recipe import CorpusSource, DataConfig, EmbeddedOptions, Limits, Split
+from reluformer.translation.segments import Segment, SegmentStore, cut, encode_documents, write_segments
+from reluformer.translation.tokenizer import Tokenizer
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+_PROGRESS_EVERY = 1000
+
+PrepareProgress = Callable[[str, int], None]
+"""Called with what is being done ("tokenizer" or a split) and the sentence pairs read so far."""
+
+
+def read_documents(
+    source: CorpusSource,
+    *,
+    limits: Limits | None = None,
+    skipped: Skipped | None = None,
+    languages: tuple[str, str] = ("en", "de"),
+    split: Split = "train",
+) -> Iterator[Document]:
+    """Read the documents of a split, one at a time.
+
+    Args:
+        source: The files of the split, or the options of the embedded corpus.
+        limits: How long a sentence and a document may be.
+        skipped: The tally that counts what is dropped or changed.
+        languages: Source and target language; they choose the sides of a TMX file.
+        split: Which documents of the embedded corpus are generated.
+
+    Raises:
+        DataError: A file is damaged or misaligned; the message has file and line.
+
+    Example:
+        >>> from reluformer.translation.corpus import read_documents
+        >>> from reluformer.translation.recipe import CorpusSource
+        >>> source = CorpusSource(embedded={"documents": 2, "sentences": (3, 3)})
+        >>> [len(document.src) for document in read_documents(source)]
+        [3, 3]
+    """
+    if source.embedded is not None:
+        return _generated_documents(source.embedded, split)
+    assembler = DocumentAssembler(
+        limits or Limits(), Skipped() if skipped is None else skipped, source.documents == "line"
+    )
+    name = AlignedText.name if source.kind == "lines" else source.kind
+    codec = formats.get(name, source=languages[0], target=languages[1])
+    assert isinstance(codec, CorpusFormat)
+    return codec.read_corpus(source.files, assembler)
+
+
+def _generated_documents(options: EmbeddedOptions, split: Split) -> Iterator[Document]:
+    for generated in generate(options.documents, seed=options.seed, split=split, sentences=options.sentences):
+        yield generated.document
+
+
+@dataclass
+class SplitSummary:
+    """The figures of one split; they are counted while it is read."""
+
+    documents: int = 0
+    sentences: int = 0
+    segments: int = 0
+    source_tokens: int = 0
+    target_tokens: int = 0
+    skipped: Skipped = field(default_factory=Skipped)
+
+    @property
+    def mean_length(self) -> float:
+        """Return the mean number of tokens of a segment, over both sides."""
+        return (self.source_tokens + self.target_tokens) / (2 * self.segments) if self.segments else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return {**vars(self), "mean_length": round(self.mean_length, 2), "skipped": self.skipped.to_json()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> SplitSummary:
+        """Read what `to_json` wrote."""
+        return cls(
+            documents=int(data["documents"]),
+            sentences=int(data["sentences"]),
+            segments=int(data["segments"]),
+            source_tokens=int(data["source_tokens"]),
+            target_tokens=int(data["target_tokens"]),
+            skipped=Skipped.from_json(data["skipped"]),
+        )
+
+
+@dataclass(frozen=True)
+class CorpusSummary:
+    """The figures of a prepared corpus. `reused` says that it was found already prepared."""
+
+    directory: Path
+    splits: dict[Split, SplitSummary]
+    vocab_size: int
+    tokenizer_fingerprint: str
+    reused: bool = False
+
+    def table(self) -> Table:
+        """Return the figures by split as a table."""
+        title = f"{escape(str(self.directory))}: vocabulary of {self.vocab_size:,}"
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table.add_column("split")
+        columns = ("documents", "sentences", "segments", "source tokens", "target tokens", "mean", "skipped")
+        for name in columns:
+            table.add_column(name, justify="right")
+        for split, figures in self.splits.items():
+            counts = (figures.documents, figures.sentences, figures.segments)
+            tokens = (figures.source_tokens, figures.target_tokens)
+            cells = [f"{count:,}" for count in (*counts, *tokens)]
+            table.add_row(split, *cells, f"{figures.mean_length:.1f}", f"{sum(figures.skipped.counts.values()):,}")
+        return table
+
+    def skipped_table(self) -> Table | None:
+        """Return what was left out or changed, why, and where first; None when there is nothing to report."""
+        table = Table(title="left out or changed")
+        for name in ("split", "reason", "count", "first places"):
+            table.add_column(name, justify="right" if name == "count" else "left")
+        for split, figures in self.splits.items():
+            for reason, count in figures.skipped.counts.items():
+                table.add_row(split, reason, f"{count:,}", escape("\n".join(figures.skipped.places[reason])))
+        return table if table.row_count else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return {
+            "directory": str(self.directory),
+            "vocab_size": self.vocab_size,
+            "tokenizer": self.tokenizer_fingerprint,
+            "reused": self.reused,
+            "splits": {split: figures.to_json() for split, figures in self.splits.items()},
+        }
+
+
+class PreparedCorpus:
+    """A prepared corpus is what `prepare` wrote into a directory: manifest, tokenizer and segments.
+
+    Raises:
+        StorageError: The directory holds no prepared corpus, or a damaged one.
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        self.directory = Path(directory)
+        path = self.directory / MANIFEST
+        if not path.exists():
+            raise StorageError(f"{self.directory}: no prepared corpus here; run `reluformer prepare` first")
+        manifest = read_json(path, what="manifest", version=FORMAT)
+        try:
+            self.key = str(manifest["key"])
+            self.config = DataConfig.parse(manifest["config"], where=str(path))
+            self._bytes = {name: int(size) for name, size in manifest["bytes"].items()}
+            splits: dict[Split, SplitSummary] = {
+                name: SplitSummary.from_json(manifest["splits"][name]) for name in self.config.splits
+            }
+            self.summary = CorpusSummary(
+                self.directory, splits, int(manifest["vocab_size"]), str(manifest["tokenizer"])
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StorageError(f"{path}: the manifest is damaged ({error}); prepare the data again") from None
+        self._check_files()
+        self.tokenizer = Tokenizer.load(self.directory)
+        if self.tokenizer.fingerprint != self.summary.tokenizer_fingerprint:
+            raise StorageError(f"{self.directory}: holds another tokenizer than it was prepared with; prepare it again")
+
+    def _check_files(self) -> None:
+        for name, size in self._bytes.items():
+            path = self.directory / name
+            found = path.stat().st_size if path.is_file() else None
+            if found != size:
+                state = "missing" if found is None else f"{found} bytes instead of {size}"
+                raise StorageError(f"{path}: {state}; prepare the data again")
+
+    def store(self, split: Split) -> SegmentStore:
+        """Open the segments of a split."""
+        self._check_split(split)
+        store = SegmentStore(self.directory / store_name(split))
+        if len(store) != self.summary.splits[split].segments:
+            raise StorageError(f"{store.path}: {len(store)} segments are not those of the manifest; prepare it again")
+        return store
+
+    def documents(self, split: Split) -> Iterator[Document]:
+        """Read the texts of a split from the files that the configuration names; `summary` counted their problems."""
+        self._check_split(split)
+        config = self.config
+        languages = (config.source_lang, config.target_lang)
+        return read_documents(config.splits[split], limits=config.limits, languages=languages, split=split)
+
+    def _check_split(self, split: Split) -> None:
+        if split not in self.summary.splits:
+            raise ArgumentError(f"{self.directory} has no split '{split}'; prepared: {', '.join(self.summary.splits)}")
+
+
+def store_name(split: Split) -> str:
+    """Return the file name of the segments of a split."""
+    return f"{split}.arrow"
+
+
+def write_manifest(summary: CorpusSummary, config: DataConfig, key: str) -> None:
+    """Write the manifest, which declares a directory finished; it is written last."""
+    files = [store_name(split) for split in summary.splits]
+    manifest = {
+        "format": FORMAT,
+        "key": key,
+        "config": config.model_dump(mode="json"),
+        "bytes": {name: (summary.directory / name).stat().st_size for name in files},
+        **replace(summary, reused=False).to_json(),
+    }
+    del manifest["directory"], manifest["reused"]
+    write_text(summary.directory / MANIFEST, json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
+
+
+def prepare(config: DataConfig, directory: str | Path, progress: PrepareProgress | None = None) -> CorpusSummary:
+    """Tokenize all splits of a corpus and cut them into segments.
+
+    A directory that holds the result of the same configuration and files is left as it is.
+    A second process that prepares it at the same time waits for the first.
+
+    Args:
+        config: The corpus. Its tokenizer is learned from the train split unless it names one.
+        directory: Where the segments, the tokenizer and the manifest are written.
+        progress: Called with what is being done and the sentence pairs read so far.
+
+    Returns:
+        The figures of every split, with what was skipped and why.
+
+    Raises:
+        DataError: A file cannot be read as it is; the message has file and line.
+        StorageError: The directory cannot be written.
+    """
+    directory = Path(directory)
+    config = config.resolved()
+    report = progress or (lambda _what, _pairs: None)
+    with alone_in(directory):
+        key = _key(config)
+        if (found := _already_prepared(directory, key)) is not None:
+            return found
+        (directory / MANIFEST).unlink(missing_ok=True)
+        tokenizer = _tokenizer(config, report)
+        tokenizer.save(directory)
+        splits = {split: _prepare_split(config, split, tokenizer, directory, report) for split in config.splits}
+        summary = CorpusSummary(directory, splits, tokenizer.vocab_size, tokenizer.fingerprint)
+        write_manifest(summary, config, key)
+    return summary
+
+
+def _key(config: DataConfig) -> str:
+    """Return a hash that changes with the configuration, the files that it names, and the format."""
+    inputs: dict[str, Any] = {split: _state(source) for split, source in config.splits.items()}
+    if config.tokenizer.path is not None:
+        inputs["tokenizer"] = Tokenizer.load(config.tokenizer.path).fingerprint
+    state = {"format": FORMAT, "config": config.model_dump(mode="json"), "inputs": inputs}
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode("utf-8")).hexdigest()
+
+
+def _state(source: CorpusSource) -> Any:
+    """Return size and time of each file; for generated documents, the version that generates them."""
+    if source.embedded is not None:
+        return reluformer.__version__
+    try:
+        return [(stat.st_size, stat.st_mtime_ns) for stat in map(Path.stat, source.files)]
+    except OSError as error:
+        raise DataError(f"{error.filename}: {error.strerror}; check the paths of the data configuration") from None
+
+
+def _already_prepared(directory: Path, key: str) -> CorpusSummary | None:
+    """Return the summary of a directory that was prepared from the same configuration and files, else None."""
+    try:
+        found = PreparedCorpus(directory)
+        for split in found.summary.splits:
+            found.store(split)
+    except StorageError:
+        return None
+    return replace(found.summary, reused=True) if found.key == key else None
+
+
+def _tokenizer(config: DataConfig, report: PrepareProgress) -> Tokenizer:
+    if config.tokenizer.path is not None:
+        return Tokenizer.load(config.tokenizer.path)
+    documents = _read(config, "train", Skipped())
+    return Tokenizer.train(_sentences(_reported(documents, "tokenizer", report)), config.tokenizer)
+
+
+def _read(config: DataConfig, split: Split, skipped: Skipped) -> Iterator[Document]:
+    """Read the documents of a split; raise a `DataError` if there are none."""
+    source = config.splits[split]
+    languages = (config.source_lang, config.target_lang)
+    count = 0
+    for document in read_documents(source, limits=config.limits, skipped=skipped, languages=languages, split=split):
+        count += 1
+        yield document
+    if not count:
+        left_out = "".join(f"; {reason}: {number}" for reason, number in skipped.counts.items())
+        raise DataError(f"{split}: no documents in {' and '.join(map(str, source.files)) or 'it'}{left_out}")
+
+
+def _sentences(documents: Iterable[Document]) -> Iterator[str]:
+    for document in documents:
+        for src, tgt in zip(document.src, document.tgt or (), strict=True):
+            yield src
+            yield tgt
+
+
+def _reported(documents: Iterable[Document], what: str, report: PrepareProgress) -> Iterator[Document]:
+    pairs = told = 0
+    for document in documents:
+        pairs += len(document.src)
+        if pairs - told >= _PROGRESS_EVERY:
+            report(what, pairs)
+            told = pairs
+        yield document
+    report(what, pairs)
+
+
+def _prepare_split(
+    config: DataConfig, split: Split, tokenizer: Tokenizer, directory: Path, report: PrepareProgress
+) -> SplitSummary:
+    summary = SplitSummary()
+    documents = _counted(_reported(_read(config, split, summary.skipped), split, report), summary)
+    encoded = encode_documents(documents, tokenizer)
+    how = config.segments if split == "train" else config.segments.replace(lone_sentences=0.0)
+    segments = cut(encoded, how, limits=config.limits, skipped=summary.skipped)
+    write_segments(_measured(segments, summary), directory / store_name(split), tokenizer.vocab_size)
+    if not summary.segments:
+        most, alone = config.segments.segment_tokens, config.limits.sentence_tokens
+        limit = f"limits.sentence_tokens={alone}" if most == "sentence" else f"segment_tokens={most}"
+        raise DataError(f"{split}: every sentence is longer than {limit}; raise it")
+    return summary
+
+
+def _counted(documents: Iterable[Document], summary: SplitSummary) -> Iterator[Document]:
+    for document in documents:
+        summary.documents += 1
+        summary.sentences += len(document.src)
+        yield document
+
+
+def _measured(segments: Iterable[Segment], summary: SplitSummary) -> Iterator[Segment]:
+    for segment in segments:
+        summary.segments += 1
+        summary.source_tokens += len(segment.source)
+        summary.target_tokens += len(segment.target)
+        yield segment

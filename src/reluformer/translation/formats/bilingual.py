@@ -1,0 +1,255 @@
+"""Bilingual files: TMX, XLIFF and PO, through translate-toolkit (the extra `formats`).
+
+For translation, entries without a target get one. Kept: every entry that has a
+translation, notes, states, order, placeholders of programs (`%s`, `{name}`, tags; see
+`spans`), white space around and between sentences. Not kept: inline elements of XLIFF and
+TMX segments, whose text is translated without them. The file is written by
+translate-toolkit, so its layout may change where a target was added.
+
+For training, every entry is a sentence pair; drafts are skipped. A file is read whole.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import zlib
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from reluformer.errors import ArgumentError, DataError
+from reluformer.translation.document import Document, DocumentAssembler, SentencePair, Skipped, SkipReason
+from reluformer.translation.formats.base import CorpusFormat, Part, Skeleton, TextUnit, filled
+from reluformer.translation.formats.lines import BYTE_ORDER_MARK, decode_line, open_binary
+from reluformer.translation.formats.spans import ADDRESS, MARK, TAG, Span, split_units
+
+_PLACEHOLDER = re.compile(
+    r"%(?:\([^()\s]+\))?[-+#0]*\d*(?:\.\d+)?(?:ll?|h)?[diouxXeEfFgGcrs%]|\$?\{[^{}\s]*\}|&#?\w+;"
+    rf"|{TAG}|{MARK.pattern}|{ADDRESS}"
+)
+_DECLARED = re.compile(
+    r"\ufeff?<\?xml[^>]*encoding=[\"']([^\"']+)[\"']|(?:[#m\"][^\n]*\n)*\"Content-Type:.*charset=([\w-]+)"
+)
+_XLIFF_2 = re.compile(rb"<xliff\b[^<>]*\bversion\s*=\s*[\"']2")
+_XML_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
+
+
+def placeholder_spans(text: str) -> list[Span]:
+    """Find placeholders, tags, entities and addresses in a message of a program."""
+    return [Span(*match.span()) for match in _PLACEHOLDER.finditer(text)]
+
+
+class BilingualFormat(CorpusFormat):
+    """A bilingual file has entries, each with a source and perhaps a target.
+
+    The languages choose the sides of a TMX file; XLIFF and PO know theirs themselves.
+    Entries are translate-toolkit's units.
+    """
+
+    entries_are_documents = False
+    """Messages of a program stand alone; segments of a translation memory follow each other."""
+
+    def skeleton(self, text: str) -> Skeleton:
+        return _BilingualSkeleton(self, text)
+
+    def read_corpus(self, files: Sequence[Path], assembler: DocumentAssembler) -> Iterator[Document]:
+        (path,) = files
+        return assembler.documents(self._pairs(path, assembler.skipped), path)
+
+    def _pairs(self, path: Path, skipped: Skipped) -> Iterator[SentencePair]:
+        data = self.read_bytes(path)
+        try:
+            entries = self.store(data).units
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from None
+        translated = (pair for entry in entries if (pair := self.pair(entry)) is not None)
+        for number, (source, target, is_draft) in enumerate(translated, start=1):
+            if is_draft:
+                skipped.add(SkipReason.FUZZY, f"{path} unit {number}")
+            else:
+                yield SentencePair(number, source, target)
+
+    def read_bytes(self, path: Path) -> bytes:
+        """Read a file of a corpus; `.gz` is unpacked."""
+        try:
+            with open_binary(path) as file:
+                return file.read()
+        except DataError:
+            raise
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(f"{path}: cannot be read: {error}") from None
+
+    def store(self, data: bytes) -> Any:
+        """Parse a file into a store of translate-toolkit.
+
+        Raises:
+            DataError: It is no file of this format.
+            ArgumentError: translate-toolkit is not installed.
+        """
+        try:
+            return self.parse_store(data)
+        except ArgumentError:
+            raise
+        except Exception as error:  # the toolkit passes on whatever its parsers raise
+            reason = str(error) or type(error).__name__
+            raise DataError(f"not a valid {self.name} file: {reason}") from None
+
+    @abstractmethod
+    def parse_store(self, data: bytes) -> Any:
+        """Call the parser of translate-toolkit."""
+
+    def pair(self, entry: Any) -> tuple[str, str, bool] | None:
+        """Return source, target and whether it is a draft; None for what is no text to translate.
+
+        Of plural forms, the singular stands on both sides.
+        """
+        if not entry.istranslatable() or entry.isheader() or entry.isobsolete():
+            return None
+        return str(entry.source or ""), str(entry.target or ""), self.is_draft(entry)
+
+    def is_draft(self, entry: Any) -> bool:
+        """Return whether a translation is marked as unfinished."""
+        return bool(entry.isfuzzy())
+
+    def is_empty(self, entry: Any) -> bool:
+        """Return whether the entry waits for a translation."""
+        return bool(entry.istranslatable()) and not any(form.strip() for form in self.forms(entry.target))
+
+    def forms(self, text: Any) -> list[str]:
+        """Return the singular and plural forms of a text; mostly it is one form only."""
+        return [str(form) for form in getattr(text, "strings", [text or ""])]
+
+    def fill_entry(self, store: Any, entry: Any, forms: list[str]) -> None:
+        """Set the target of an entry."""
+        entry.target = forms[0]
+
+
+class _BilingualSkeleton(Skeleton):
+    """The parts of every entry without a target, by the number of the entry."""
+
+    def __init__(self, codec: BilingualFormat, text: str) -> None:
+        self.codec = codec
+        self.text = text
+        self.entries: dict[int, list[list[Part]]] = {}
+        groups: list[list[str]] = []
+        for index, entry in enumerate(self._open().units):
+            if not codec.is_empty(entry):
+                continue
+            forms = [split_units(form, codec.splitter, placeholder_spans) for form in codec.forms(entry.source)]
+            self.entries[index] = forms
+            sources = [part.source for form in forms for part in form if isinstance(part, TextUnit)]
+            if codec.entries_are_documents or not groups:
+                groups.append(sources)
+            else:
+                groups[-1].extend(sources)
+        self.documents = tuple(
+            Document(str(number), tuple(sources)) for number, sources in enumerate(groups, 1) if sources
+        )
+
+    def _open(self) -> Any:
+        """Parse the text; the toolkit would read another encoding than UTF-8 if one is declared."""
+        declared = _DECLARED.match(self.text)
+        encoding = (declared[1] or declared[2]) if declared else "utf-8"
+        if encoding.lower() not in ("utf-8", "utf8", "ascii", "us-ascii", "charset"):  # gettext's own placeholder
+            raise DataError(f"{self.codec.name}: the file declares the encoding {encoding}; convert it to UTF-8 first")
+        return self.codec.store(self.text.removeprefix(BYTE_ORDER_MARK).encode("utf-8"))
+
+    def _fill(self, translations: Iterator[str]) -> str:
+        if not self.entries:
+            return self.text
+        store = self._open()
+        for index, forms in self.entries.items():
+            texts = ["".join(filled(form, translations)) for form in forms]
+            self.codec.fill_entry(store, store.units[index], texts)
+        return bytes(store).decode("utf-8")
+
+
+class Tmx(BilingualFormat):
+    """TMX is a translation memory; entries that lack a segment in the target language get one."""
+
+    name = "tmx"
+    suffixes = (".tmx",)
+
+    def parse_store(self, data: bytes) -> Any:
+        return _toolkit("tmx").tmxfile.parsestring(data, self.source, self.target)
+
+    def pair(self, entry: Any) -> tuple[str, str, bool]:
+        return _text_in(entry, self.source), _text_in(entry, self.target), False
+
+
+class Xliff(BilingualFormat):
+    """XLIFF 1.2 and 2; entries without a target get one."""
+
+    name = "xliff"
+    suffixes = (".xlf", ".xliff")
+
+    def parse_store(self, data: bytes) -> Any:
+        if _XLIFF_2.search(data):
+            return _toolkit("xliff2").Xliff2File.parsestring(data)
+        return _toolkit("xliff").xlifffile.parsestring(data)
+
+    def is_draft(self, entry: Any) -> bool:
+        """Return whether `approved="no"` or a state speaks against a translation.
+
+        XLIFF 1.2 need not say `approved`, and translate-toolkit takes all that do not for fuzzy.
+        """
+        if not isinstance(entry, _toolkit("xliff").xliffunit):
+            return super().is_draft(entry)
+        target = entry.target_dom
+        state = "" if target is None else target.get("state", "")
+        marked = entry.xmlelement.get("approved") == "no" or state == "new" or state.startswith("needs-")
+        return marked and bool(entry.target)
+
+    def fill_entry(self, store: Any, entry: Any, forms: list[str]) -> None:
+        super().fill_entry(store, entry, forms)
+        entry.markapproved(False)  # nobody has read it yet
+
+
+class Po(BilingualFormat):
+    """PO has the messages of gettext; entries without a translation get one, each plural form its own."""
+
+    name = "po"
+    suffixes = (".po",)
+    entries_are_documents = True
+
+    def parse_store(self, data: bytes) -> Any:
+        return _toolkit("pypo").pofile.parsestring(data)
+
+    def read_bytes(self, path: Path) -> bytes:
+        """Read a file and check every line: the toolkit would guess another encoding than UTF-8."""
+        data = super().read_bytes(path)
+        for number, line in enumerate(data.split(b"\n"), start=1):
+            decode_line(line, path, number)
+        return data
+
+    def is_empty(self, entry: Any) -> bool:
+        return not entry.isheader() and not entry.isobsolete() and super().is_empty(entry)
+
+    def fill_entry(self, store: Any, entry: Any, forms: list[str]) -> None:
+        if len(forms) == 1:
+            entry.target = forms[0]
+            return
+        nplurals, _ = store.getheaderplural()
+        count = int(nplurals) if nplurals and nplurals.isdigit() else len(forms)
+        entry.target = [forms[min(number, len(forms) - 1)] for number in range(count)]
+
+
+def _text_in(entry: Any, language: str) -> str:
+    """Return the text of a TMX entry in `language`: `en` also finds `en-GB`; empty where it has none."""
+    wanted = language.lower().replace("_", "-")
+    for node in entry.getlanguageNodes():
+        found = (node.get(_XML_LANGUAGE) or node.get("lang") or "").lower().replace("_", "-")
+        if found == wanted or found.startswith(f"{wanted}-"):
+            return str(entry.getNodeText(node) or "")
+    return ""
+
+
+def _toolkit(module: str) -> Any:
+    try:
+        return importlib.import_module(f"translate.storage.{module}")
+    except ImportError:
+        raise ArgumentError(
+            "TMX, XLIFF and PO need translate-toolkit, which is not installed: pip install 'reluformer[formats]'"
+        ) from None
