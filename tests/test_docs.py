@@ -14,9 +14,8 @@ import typer
 
 from reluformer.cli import app
 from reluformer.rules import registry
-from reluformer.study.folder import StudyFolder
-from reluformer.study.gathered import Gathered
 from reluformer.study.plan import make_plan
+from reluformer.study.results import Results, StudyDirectory
 from reluformer.study.verdicts import judge
 
 ROOT = Path(__file__).parents[1]
@@ -97,14 +96,14 @@ def test_the_readme_in_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_published_verdicts_follow_from_the_published_results() -> None:
     """Judged anew from the result of every run, and entered into the map of the paper as they are."""
-    folder = StudyFolder(ROOT / "docs" / "results" / "study" / "small")
+    folder = StudyDirectory(ROOT / "docs" / "results" / "study" / "small")
     published = json.loads((folder.path / "results.json").read_text(encoding="utf-8"))["verdicts"]
     plan = make_plan(list(dict.fromkeys(verdict["experiment"] for verdict in published)), "small", 3)
-    gathered = Gathered(plan, folder)
+    results = Results(plan, folder)
     judged = [
         (one.name, verdict.claim, verdict.verdict, list(verdict.reasons))
         for one in plan.experiments
-        for verdict in (judge(one, judgement, gathered, "small") for judgement in one.verdicts)
+        for verdict in (judge(one, judgement, results, "small") for judgement in one.verdicts)
     ]
     assert sorted(judged) == sorted((v["experiment"], v["claim"], v["verdict"], v["reasons"]) for v in published)
     rows = (ROOT / "docs" / "paper-map.md").read_text(encoding="utf-8").splitlines()

@@ -20,7 +20,7 @@ FLOORS = [
     ["integrations", "hub", "cli", "__main__"],
 ]
 RANK = {name: rank for rank, names in enumerate(name for floor in FLOORS for name in floor) for name in names.split()}
-OPTIONAL = {"matplotlib", "transformers", "fastapi", "triton"}
+OPTIONAL = {"matplotlib", "scipy", "transformers", "fastapi", "triton"}
 # a file that Triton compiles, itself imported only where a read runs
 MADE_OF_TRITON = SOURCE / "kernels" / "triton_tiles.py"
 # files around classes of transformers; the package itself imports them where a name is used

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from reluformer import files
 from reluformer.cli import study
-from reluformer.study.folder import StudyFolder
 from reluformer.study.plan import make_plan
+from reluformer.study.results import StudyDirectory
 from reluformer.study.runner import Outlook
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -21,7 +21,7 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 def test_the_time_left_goes_by_what_was_done_since_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A training that was stopped at 60 % and did a tenth more in a minute needs three more for the rest."""
-    plan, folder = make_plan(["ffn"], "small", 1), StudyFolder(tmp_path)
+    plan, folder = make_plan(["ffn"], "small", 1), StudyDirectory(tmp_path)
     address = next(address for address, run in plan.runs.items() if run.kind == "training")
     outlook = Outlook({address: "running"}, started={address: 0.0})
     now = [100.0]

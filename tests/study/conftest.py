@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from reluformer.study.folder import StudyFolder
 from reluformer.study.plan import VERSION, Run, changed
+from reluformer.study.results import StudyDirectory
 from reluformer.study.trainings import Context
 
 MakeRun = Callable[..., Run]
@@ -59,4 +59,4 @@ def make_run() -> MakeRun:
 
 @pytest.fixture
 def context(tmp_path: Path) -> Context:
-    return Context(StudyFolder(tmp_path / "study"), None, lambda share, note: None)
+    return Context(StudyDirectory(tmp_path / "study"), None, lambda share, note: None)

@@ -13,10 +13,11 @@ from reluformer.errors import ConfigError, UnknownNameError
 from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.rules import registry
 from reluformer.study import controls, experiment
-from reluformer.study.examination import MEASURES as EXAMINED
+from reluformer.study.evaluation import MEASURES as EVALUATED
 from reluformer.study.experiment import SCALES, Experiment
+from reluformer.study.measures import EVALUATION
 from reluformer.study.plan import make_plan
-from reluformer.study.recall import RecallModel, Task
+from reluformer.study.synthetic import RecallModel, Task
 from reluformer.study.trainings import model_of
 from reluformer.training.config import TrainingConfig
 from reluformer.translation.recipe import ModelRecipe
@@ -58,8 +59,8 @@ def test_every_run_can_be_built(name: str, scale: experiment.Scale) -> None:
             models[repr(recipe)] = recipe
         elif run.kind == "recall":
             assert RecallModel(Task(**content["task"]), rule=content["rule"], **content["model"])
-        elif run.kind == "examination":
-            assert set(content["measures"]) <= set(EXAMINED)
+        elif run.kind == EVALUATION:
+            assert set(content["measures"]) <= set(EVALUATED)
     for recipe in models.values():
         with torch.device("meta"):
             assert ReLUFormer(recipe.with_vocabulary(400))
@@ -94,7 +95,7 @@ def test_files_beside_the_experiments(tmp_path: Path, monkeypatch: pytest.Monkey
     source = Path(experiment.__file__).parent / "experiments" / "ffn.yaml"
     for name in ("ffn.yaml", "ffn.yaml~"):
         (tmp_path / name).write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
-    monkeypatch.setattr(experiment, "_folder", lambda kind: tmp_path)
+    monkeypatch.setattr(experiment, "declarations", lambda kind: tmp_path)
     assert experiment.names() == ("ffn",)
     (tmp_path / "gates.yaml").write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"gates\.yaml: its name is 'ffn'"):

@@ -12,7 +12,7 @@ pytest.importorskip("matplotlib", reason="figures are drawn with matplotlib")
 
 
 def test_a_logarithmic_axis_shows_the_mean_and_interval_of_the_logarithms() -> None:
-    plain, log = (figures._point(1, [0.001, 0.1, 0.01], log) for log in (False, True))
+    plain, log = (figures.point(1, [0.001, 0.1, 0.01], log) for log in (False, True))
     assert plain["y"] == pytest.approx(0.037) and plain["low"] < 0
     assert log["y"] == pytest.approx(0.01) and 0 < log["low"] < 0.001
     assert log["low"] * log["high"] == pytest.approx(0.01**2)
@@ -20,19 +20,19 @@ def test_a_logarithmic_axis_shows_the_mean_and_interval_of_the_logarithms() -> N
 
 
 def test_a_point_without_a_logarithm_or_interval() -> None:
-    some_zero = figures._point(1, [0.0, 2.0, 8.0], True)
+    some_zero = figures.point(1, [0.0, 2.0, 8.0], True)
     assert (some_zero["y"], some_zero["values"]) == (pytest.approx(4.0), [0.0, 2.0, 8.0])
-    assert figures._point(1, [0.0, 0.0], True)["y"] == 0.0
-    alone = figures._point("e0", [4.0, math.inf], True)
+    assert figures.point(1, [0.0, 0.0], True)["y"] == 0.0
+    alone = figures.point("e0", [4.0, math.inf], True)
     assert (alone["y"], alone["seeds"], alone["diverged"]) == (pytest.approx(4.0), 2, 1)
     assert "low" not in alone
-    assert math.isfinite(figures._point(1, [1e-300, 1e300], True)["high"])
+    assert math.isfinite(figures.point(1, [1e-300, 1e300], True)["high"])
 
 
 def test_a_wide_interval_does_not_decide_what_a_logarithmic_axis_shows() -> None:
     from matplotlib import pyplot as plt
 
-    points = [figures._point(x, [0.01, 1.0], True) for x in (1, 2)]
+    points = [figures.point(x, [0.01, 1.0], True) for x in (1, 2)]
     panel: dict[str, Any] = {"title": "", "xlabel": "x", "ylabel": "y", "series": [{"label": "relu", "points": points}]}
     drawn = figures.draw({"kind": "lines", "log_x": False, "log_y": True, "panels": [panel]})
     assert drawn.axes[0].get_ylim() == pytest.approx((0.005, 2.0))
@@ -43,7 +43,7 @@ def test_a_wide_interval_does_not_decide_what_a_logarithmic_axis_shows() -> None
 def test_seeds_are_a_band_or_on_a_logarithmic_axis_thin_lines(log: bool) -> None:
     from matplotlib import pyplot as plt
 
-    points = [figures._point(x, [0.01, 0.1 * x, 1.0], log) for x in (1, 2)]
+    points = [figures.point(x, [0.01, 0.1 * x, 1.0], log) for x in (1, 2)]
     panel: dict[str, Any] = {"title": "", "xlabel": "x", "ylabel": "y", "series": [{"label": "relu", "points": points}]}
     drawn = figures.draw({"kind": "lines", "log_x": False, "log_y": log, "panels": [panel]})
     mean, *seeds = drawn.axes[0].lines
@@ -57,7 +57,7 @@ def test_the_thin_lines_of_seeds_end_where_one_diverges() -> None:
     from matplotlib import pyplot as plt
 
     seeds = [(1, [0.1, 0.2, 0.3]), (2, [0.1, 0.2, 0.3]), (3, [math.inf, 0.2, 0.3])]
-    points = [figures._point(x, values, True) for x, values in seeds]
+    points = [figures.point(x, values, True) for x, values in seeds]
     panel: dict[str, Any] = {"title": "", "xlabel": "x", "ylabel": "y", "series": [{"label": "relu", "points": points}]}
     drawn = figures.draw({"kind": "lines", "log_x": False, "log_y": True, "panels": [panel]})
     _, *thin = drawn.axes[0].lines
@@ -70,7 +70,7 @@ def test_a_place_without_a_value_keeps_its_line_beside_its_name() -> None:
     from matplotlib import pyplot as plt
 
     panels: list[dict[str, Any]] = [
-        {"title": "", "xlabel": "x", "series": [{"label": "", "points": [figures._point(n, v) for n, v in values]}]}
+        {"title": "", "xlabel": "x", "series": [{"label": "", "points": [figures.point(n, v) for n, v in values]}]}
         for values in ([("a", [1.0]), ("b", [2.0]), ("c", [3.0])], [("a", [1.0]), ("b", []), ("c", [math.inf])])
     ]
     drawn = figures.draw({"kind": "dots", "panels": panels})

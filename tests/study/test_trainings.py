@@ -1,4 +1,4 @@
-"""A training of the study and what is examined of it, at a size of seconds."""
+"""A training of the study and its evaluation, at a size of seconds, and where its corpora are found."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from reluformer.errors import StorageError
-from reluformer.study import examination, trainings
+from reluformer.errors import DataError, StorageError
+from reluformer.study import evaluation, trainings
+from reluformer.study.measures import EVALUATION
 from reluformer.study.plan import Run
-from reluformer.study.trainings import Context
+from reluformer.study.trainings import Context, data_config, find_corpus
 from reluformer.study.worker import work
 
 
 def do(run: Run, context: Context) -> dict:
     """The run as a worker does it."""
-    context.folder.write_run(run)
-    assert work(context.folder, run.address, None) == 0
-    result = context.folder.result(run)
+    context.study.write_run(run)
+    assert work(context.study, run.address, None) == 0
+    result = context.study.result(run)
     assert result is not None
     return result
 
@@ -35,10 +36,10 @@ def test_a_finished_training_leaves_a_small_result(make_run, context: Context) -
     read = result["telemetry"][-1]["reads"]["encoder.0.ffn"]
     assert read["rule"] == "softmax"
     assert read["output_variance"] > 0
-    text = (context.folder.directory(run) / "result.json").read_text()
-    assert str(context.folder.path) not in text
+    text = (context.study.directory(run) / "result.json").read_text()
+    assert str(context.study.path) not in text
     assert len(text) < 20_000
-    assert not (context.folder.training(run) / "checkpoints").exists()
+    assert not (context.study.training(run) / "checkpoints").exists()
 
 
 def test_a_finished_run_is_not_done_again(make_run, context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,14 +49,14 @@ def test_a_finished_run_is_not_done_again(make_run, context: Context, monkeypatc
     assert do(run, context) == first
 
 
-def test_divergence_is_a_result_and_there_is_nothing_to_examine(make_run, context: Context) -> None:
+def test_divergence_is_a_result_and_there_is_nothing_to_evaluate(make_run, context: Context) -> None:
     run = make_run({"training.lr": 1e30, "training.clip": None})
     result = do(run, context)
     assert result["status"] == "diverged"
     assert result["loss"] is None
     assert 1 <= result["step"] <= 4
     assert "not finite" in result["message"]
-    exam = do(Run({"study": 1, "kind": "examination", "of": run.content, "split": "test", "measures": []}), context)
+    exam = do(Run({"study": 1, "kind": EVALUATION, "of": run.content, "split": "test", "measures": []}), context)
     assert exam["status"] == "diverged"
 
 
@@ -78,10 +79,10 @@ def test_a_training_goes_on_from_another_with_its_rate(make_run, context: Contex
     assert after["valid"][0]["loss"] < 1.2 * before["loss"]
 
 
-def test_what_is_examined(make_run, context: Context) -> None:
+def test_an_evaluation(make_run, context: Context) -> None:
     run = make_run({"training.updates": 2})
     do(run, context)
-    content = {"study": 1, "kind": "examination", "of": run.content, "split": "test", "lengths": [32, 128]}
+    content = {"study": 1, "kind": EVALUATION, "of": run.content, "split": "test", "lengths": [32, 128]}
     options = {"measures": ["translations", "losses", "maps"], "map_tokens": 200, "length_borders": [40]}
     exam = Run({**content, **options, "decoding": {"length_ratio": 0.5, "length_offset": 2}})
     result = do(exam, context)
@@ -98,10 +99,10 @@ def test_what_is_examined(make_run, context: Context) -> None:
     assert all(0 < zeros < 1 for zeros in reads["encoder.0.attention"]["zero_fraction"])
     assert "distance" not in reads["decoder.0.cross"]
     for name in ("translations", "references"):
-        lines = (context.folder.directory(exam) / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+        lines = (context.study.directory(exam) / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
         assert [len(json.loads(line)["hyp"]) for line in lines] == [
             len(json.loads(line)["hyp"])
-            for line in (context.folder.directory(exam) / "references.jsonl").read_text().splitlines()
+            for line in (context.study.directory(exam) / "references.jsonl").read_text().splitlines()
         ]
 
 
@@ -109,14 +110,14 @@ def test_what_is_examined(make_run, context: Context) -> None:
 def test_a_thinned_curve_ends_where_the_training_did(count: int) -> None:
     events = [{"step": step, "nll": 1.0, "total_tokens": step} for step in range(1, count + 1)]
     log = SimpleNamespace(events=lambda kind: events)
-    points = trainings._thinned(SimpleNamespace(log=log))  # type: ignore[arg-type]
+    points = trainings.thinned(SimpleNamespace(log=log))  # type: ignore[arg-type]
     assert len(points) <= 60
     assert [point["step"] for point in points[-1:]] == [event["step"] for event in events[-1:]]
 
 
 def test_losses_by_position_are_means_over_tokens() -> None:
     rows = [[-1.0] * 40, [-3.0] * 20]
-    found = examination._by_position(rows)
+    found = evaluation.by_position(rows)
     assert found["by_position"] == {"32": pytest.approx((32 + 60) / 52, rel=1e-4), "64": 1.0}
     assert found["tokens"] == 60
     assert found["loss"] == pytest.approx(100 / 60, rel=1e-4)
@@ -124,4 +125,46 @@ def test_losses_by_position_are_means_over_tokens() -> None:
 
 def test_an_unexpected_folder_is_told(context: Context, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="no such run"):
-        context.folder.read_run("000000000000")
+        context.study.read_run("000000000000")
+
+
+# ------------------------------------------------------------------ corpora
+
+CONTENT = {"dataset": "multi30k", "data": {"segments": {"segment_tokens": "sentence"}}}
+
+
+def fill(folder: Path, *names: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / name).write_text("", encoding="utf-8")
+
+
+def test_both_layouts_are_found(tmp_path: Path) -> None:
+    fill(
+        tmp_path / "multi30k", *(f"{split}.{lang}.gz" for split in ("train", "valid", "test") for lang in ("en", "de"))
+    )
+    config = data_config(CONTENT, tmp_path)
+    assert config.train.src == tmp_path / "multi30k" / "train.en.gz"
+    assert config.train.documents == "line"
+    fill(tmp_path / "multi30k", *(f"{split}.jsonl.gz" for split in ("train", "valid", "test")))
+    assert data_config(CONTENT, tmp_path).train.path == tmp_path / "multi30k" / "train.jsonl.gz"
+
+
+def test_europarl_under_either_name(tmp_path: Path) -> None:
+    fill(tmp_path / "europarl7", *(f"{split}.jsonl.gz" for split in ("train", "valid", "test")))
+    assert find_corpus("europarl7-doc", tmp_path, ("en", "de"))["test"] == {
+        "path": tmp_path / "europarl7" / "test.jsonl.gz"
+    }
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="say with --data FOLDER where it is"):
+        data_config(CONTENT, None)
+    (tmp_path / "wmt").mkdir()
+    with pytest.raises(DataError, match="expected a folder 'multi30k' in it, found: wmt"):
+        data_config(CONTENT, tmp_path)
+    fill(tmp_path / "multi30k", "train.en.gz", "notes.txt")
+    with pytest.raises(
+        DataError, match=r"expected train\.jsonl\.gz, or train\.en\.gz with train\.de\.gz; found: notes"
+    ):
+        data_config(CONTENT, tmp_path)

@@ -9,8 +9,7 @@ import pytest
 
 from reluformer.study import verdicts
 from reluformer.study.experiment import Condition
-from reluformer.study.intervals import student
-from reluformer.study.verdicts import compare
+from reluformer.study.verdicts import MeasuredMeans, Sides, compare, reason, student
 
 
 def condition(test: str, metric: str = "loss", **options: Any) -> Condition:
@@ -114,3 +113,56 @@ def test_what_decides_an_equivalence_is_told() -> None:
 def test_limits(values: tuple[float, ...], above: str, below: str) -> None:
     for test, outcome in (("above", above), ("below", below)):
         assert verdicts.against_limit(seeds(*values), condition(test, "margin_active", limit=0.5))[0] == outcome
+
+
+# ------------------------------------------------------------------ conditions and means in words
+
+
+def asking(test: str, metric: str, **options: Any) -> Condition:
+    return Condition(part="rules", test=test, metric=metric, a={}, **options)
+
+
+RULES = Sides("", {"rule": "relu"}, {"rule": "softmax"})
+TRAINED = Sides("One slot", {"rule": "relu", "trained": "1024"}, {"rule": "softmax", "trained": "1024"})
+
+
+@pytest.mark.parametrize(
+    ("asked", "sides", "expected"),
+    [
+        (asking("worse", "loss"), RULES, "relu worse than softmax in validation cross-entropy"),
+        (asking("worse", "loss", by=10), RULES, "relu worse than softmax by 10 % in validation cross-entropy"),
+        (asking("better", "bleu", by=1), RULES, "relu better than softmax by 1 in BLEU"),
+        (
+            asking("not_worse", "accuracy@4096"),
+            TRAINED,
+            "relu not worse than softmax in share of right answers at 4096 (One slot, trained 1024)",
+        ),
+        (
+            asking("above", "margin_active", limit=0.2),
+            Sides("", {"rule": "relu"}, None),
+            "share of rows beyond the entropy margin of relu above 0.2",
+        ),
+        (
+            asking("above", "speed@relu@softmax", limit=0.9),
+            Sides("", {}, None),
+            "times as fast in training, relu over softmax above 0.9",
+        ),
+    ],
+)
+def test_a_condition_is_a_sentence(asked: Condition, sides: Sides, expected: str) -> None:
+    assert reason(asked, sides) == expected
+
+
+def test_what_was_measured_is_told_once() -> None:
+    """Two conditions on the same rule share a line; another place has its own."""
+    means = MeasuredMeans()
+    means.add("loss", RULES, {0: 2.0, 1: 3.0}, {0: 1.0})
+    means.add("loss", Sides("", {"rule": "relu"}, {"rule": "rela"}), {0: 2.0, 1: 3.0}, {0: math.inf})
+    means.add("accuracy@64", TRAINED, {0: 0.25}, {})
+    means.add("bleu", RULES, {}, {})
+    means.add("speed@relu@softmax", Sides("", {}, None), {0: 1.0}, {})
+    assert means.lines() == (
+        "validation cross-entropy: relu 2.500, softmax 1.000, rela diverged",
+        "share of right answers at 64 (One slot, trained 1024): relu 0.250",
+        "times as fast in training, relu over softmax: 1.00",
+    )

@@ -16,9 +16,9 @@ from rich.text import Text
 from reluformer.cli.options import AsJson, Plugins
 
 if TYPE_CHECKING:
-    from reluformer.study.folder import StudyFolder
     from reluformer.study.plan import Plan
     from reluformer.study.report import Written
+    from reluformer.study.results import StudyDirectory
     from reluformer.study.runner import Outlook
 
 
@@ -66,8 +66,8 @@ def study(
 
     Example: reluformer study ffn variance --scale small --data data --jobs 2
     """
-    from reluformer.study import controls, experiment, plan, publishing
-    from reluformer.study.folder import StudyFolder
+    from reluformer.study import controls, experiment, plan, results
+    from reluformer.study.results import StudyDirectory
 
     chosen = names or list(experiment.names())
     at = experiment.check_scale(scale)
@@ -82,16 +82,18 @@ def study(
     planned = plan.make_plan(
         chosen, at, seeds or (1 if at == "quick" else 3), sweeps=sweeps, parts=part, rules=rule, plugins=plugin
     )
-    folder = StudyFolder(out or Path("runs/study") / scale)
+    folder = StudyDirectory(out or Path("runs/study") / scale)
     if dry_run:
         _dry_run(planned, folder, shard, jobs, as_json, console)
         return
     failures = 0 if report_only else _run(planned, folder, jobs, shard, data, plugin, console)
     written = _report(planned, folder, as_json, console)
     if publish is not None:
-        console.print(f"{publishing.publish(planned, folder, publish)} results are in {publish}.", highlight=False)
+        console.print(f"{results.publish(planned, folder, publish)} results are in {publish}.", highlight=False)
     if paper_map is not None:
-        publishing.enter_verdicts(paper_map, written.verdicts)
+        from reluformer.study.report import enter_verdicts
+
+        enter_verdicts(paper_map, written.verdicts)
     if failures:
         raise typer.Exit(1)
 
@@ -119,9 +121,9 @@ def _list(names: list[str], as_json: bool, console: Console) -> None:
     console.print(table)
 
 
-def _dry_run(plan: Plan, folder: StudyFolder, shard: str, jobs: int, as_json: bool, console: Console) -> None:
-    from reluformer.study.estimate import estimate
+def _dry_run(plan: Plan, folder: StudyDirectory, shard: str, jobs: int, as_json: bool, console: Console) -> None:
     from reluformer.study.runner import parse_shard
+    from reluformer.study.speed import estimate
 
     addresses = plan.shard(*parse_shard(shard))
     left = folder.left(plan, addresses)
@@ -157,11 +159,11 @@ def _dry_run(plan: Plan, folder: StudyFolder, shard: str, jobs: int, as_json: bo
 
 
 def _run(
-    plan: Plan, folder: StudyFolder, jobs: int, shard: str, data: Path | None, plugins: list[Path], console: Console
+    plan: Plan, folder: StudyDirectory, jobs: int, shard: str, data: Path | None, plugins: list[Path], console: Console
 ) -> int:
     """Run what is not done yet, and return the number of failed runs."""
-    from reluformer.study.corpora import data_config
     from reluformer.study.runner import Options, Runner, parse_shard
+    from reluformer.study.trainings import data_config
 
     options = Options(jobs, parse_shard(shard), data and data.resolve(), tuple(path.resolve() for path in plugins))
     runner = Runner(plan, folder, options)
@@ -189,7 +191,7 @@ def _run(
 class StudyDisplay:
     """Shows which runs are active, how many are done, and how long the rest may take."""
 
-    def __init__(self, plan: Plan, folder: StudyFolder, console: Console, jobs: int) -> None:
+    def __init__(self, plan: Plan, folder: StudyDirectory, console: Console, jobs: int) -> None:
         self._plan, self._folder, self._console, self._jobs = plan, folder, console, jobs
         self._told: dict[str, str] = {}
         self._first: dict[str, tuple[float, float]] = {}
@@ -226,7 +228,7 @@ class StudyDisplay:
 
     def seconds_left(self, outlook: Outlook) -> float | None:
         """Estimate the seconds left from the pace of runs of the same kind, or return None before there is any."""
-        from reluformer.study.folder import seconds_of
+        from reluformer.study.results import seconds_of
 
         pace: dict[str, list[float]] = {}
         for address, state in outlook.states.items():
@@ -257,7 +259,7 @@ def _pace_class(plan: Plan, address: str) -> str:
     return json.dumps([content["kind"], content.get("dataset"), training.get("updates"), training.get("slots")])
 
 
-def _report(plan: Plan, folder: StudyFolder, as_json: bool, console: Console) -> Written:
+def _report(plan: Plan, folder: StudyDirectory, as_json: bool, console: Console) -> Written:
     from reluformer.study import report
 
     written = report.write(plan, folder)

@@ -1,7 +1,7 @@
-"""An experiment is a file: a claim, a grid of runs, what is measured, how it is judged and drawn.
+"""Experiments, each declared in a file: claims, a grid of runs, the conditions of the verdicts and the figures.
 
-experiments/NAME.yaml is one experiment; settings/NAME.yaml is a corpus, a model and a budget that
-several experiments share, so that runs which two of them ask for are the same run.
+experiments/NAME.yaml is one experiment. settings/NAME.yaml is a corpus, a model and a budget that
+several experiments share, so that two experiments can ask for the same run.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ Scale = Literal["quick", "small", "paper"]
 SCALES: tuple[Scale, ...] = ("quick", "small", "paper")
 Kind = Literal["training", "recall", "reads", "speed"]
 Changes = dict[str, Any]
-"""Dotted keys of a setting and their values, as in {"model.ffn": "softmax"}."""
+"""Dotted keys of a setting and their new values, as in {"model.ffn": "softmax"}."""
 
 
 class Claim(Config):
-    """What the paper says, and the figures it gives."""
+    """A claim of the paper and the figures that it gives for it."""
 
     says: str
     paper: str
 
 
 class Axis(Config):
-    """One direction of the grid: labels, and what each of them changes in the setting."""
+    """One axis of the grid: its labels, and the keys of the setting that each of them changes."""
 
     choices: dict[str, Changes]
     key: str | None = None
-    """Where all choices are values of one key; another value can then be added by name."""
+    """The key if all choices are values of a single one; a value can then be added by name."""
 
     @model_validator(mode="before")
     @classmethod
@@ -51,37 +51,37 @@ class Axis(Config):
 
 
 class After(Config):
-    """The training whose model a training starts from: another setting, changed along some axes of the grid."""
+    """The training that a training starts from: another setting, changed along some axes of the grid."""
 
     setting: str
     axes: tuple[str, ...] = ()
 
 
 class Size(Config):
-    """A part of an experiment at one scale."""
+    """The size of a part at one scale."""
 
     setting: str
     set: Changes = Field(default_factory=dict)
-    """Applied to the setting, before the grid's."""
+    """Changes to the setting; those of the grid come after them."""
     grid: dict[str, list[str]] = Field(default_factory=dict)
-    """The labels of an axis that are run at this scale; an axis that is not named runs whole."""
+    """The labels of an axis that run at this scale; all labels of an axis that is not named run."""
     after: After | None = None
 
 
 class Part(Config):
-    """Runs of one kind over a grid."""
+    """A part of an experiment: runs of one kind over a grid."""
 
     kind: Kind
     title: str = ""
     brief: str = ""
-    """A word or two that stand for the title in a sentence."""
+    """A word or two that replace the title in a sentence."""
     grid: dict[str, Axis] = Field(default_factory=dict)
     scales: dict[Scale, Size]
     sweep: bool = False
-    """Run only when sweeps are asked for: no verdict rests on it."""
+    """Whether the part runs only if sweeps are asked for; no verdict rests on it."""
 
     def cells(self, scale: Scale) -> Iterator[tuple[dict[str, str], Changes]]:
-        """Every combination of labels, and what it changes."""
+        """Yields every combination of labels with the keys that it changes."""
         chosen = self.scales[scale].grid
         axes = []
         for name, axis in self.grid.items():
@@ -105,19 +105,19 @@ def _check_metric(look_up: Callable[[str], object], metric: str) -> None:
 
 
 class Condition(Config):
-    """One comparison; see `verdicts` for what the tests mean."""
+    """One comparison; docs/protocol.md defines the tests."""
 
     part: str
     test: Literal["better", "not_worse", "equivalent", "worse", "above", "below"]
     metric: str
     a: dict[str, str]
-    """The runs that the condition is about, by their labels; over axes that are not named it must hold everywhere."""
+    """The labels of the runs that the condition is about; it must hold everywhere on axes that are not named."""
     b: dict[str, str] = Field(default_factory=dict)
-    """What they are compared with, at the same place on the axes that are not named."""
+    """The labels of the runs they are compared with, at the same place on the axes that are not named."""
     by: float | None = None
-    """How much more than nothing the difference has to be, in the unit of the metric's margin."""
+    """The amount that the difference must exceed, in the unit of the metric's margin; 0 by default."""
     limit: float | None = None
-    """For `above` and `below`."""
+    """The limit of `above` and `below`."""
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
@@ -133,9 +133,9 @@ class Judgement(Config):
     claim: str
     scales: tuple[Scale, ...] = SCALES
     conditions: list[Condition]
-    """The claim is reproduced if all hold."""
+    """The claim is reproduced if all of them hold."""
     requires: list[Condition] = Field(default_factory=list)
-    """Otherwise nothing can be said."""
+    """The claim is inconclusive unless all of them hold."""
 
 
 class Figure(Config):
@@ -148,7 +148,7 @@ class Figure(Config):
     kind: Literal["points", "lines", "series", "reads", "map", "table"]
     metric: str | list[str]
     x: str | None = None
-    """The axis that goes along the bottom; its labels are numbers."""
+    """The axis along the bottom of `lines`; its labels are numbers."""
     log: Literal["", "x", "y", "xy"] = ""
 
     @model_validator(mode="after")
@@ -162,7 +162,7 @@ class Figure(Config):
 
 
 class Experiment(Config):
-    """One file of experiments/."""
+    """An experiment, as one file in experiments/ declares it."""
 
     name: str
     title: str
@@ -173,7 +173,7 @@ class Experiment(Config):
     verdicts: list[Judgement]
     figures: list[Figure] = Field(default_factory=list)
     scale_note: str
-    """What the scale of our runs means for the claim."""
+    """A note on what the scale of our runs means for the claim."""
     order: int = 100
     """Experiments run and are reported in this order."""
 
@@ -206,13 +206,27 @@ class Experiment(Config):
 
 
 def names() -> tuple[str, ...]:
-    """Every experiment, in the order in which they run."""
+    """Returns the names of all experiments in the order in which they run.
+
+    Example:
+        >>> "ffn" in names()
+        True
+    """
     found = [load(name) for name in _files("experiments")]
     return tuple(e.name for e in sorted(found, key=lambda e: (e.order, e.name)))
 
 
 def load(name: str) -> Experiment:
-    """The experiment called `name`."""
+    """Returns the experiment called `name`.
+
+    Raises:
+        UnknownNameError: There is no such experiment.
+        ConfigError: Its file is not valid.
+
+    Example:
+        >>> sorted(load("ffn").claims)
+        ['C1', 'C2']
+    """
     where = f"experiments/{name}.yaml"
     found = Experiment.parse(_read("experiments", name), where=where)
     if found.name != name:
@@ -221,28 +235,33 @@ def load(name: str) -> Experiment:
 
 
 def setting(name: str) -> dict[str, Any]:
-    """The setting called `name`, as plain data."""
+    """Returns the setting called `name` as plain data."""
     return _read("settings", name)
 
 
 def check_scale(scale: str) -> Scale:
-    """`scale` if there is such a one."""
+    """Returns `scale` if it is one of SCALES.
+
+    Raises:
+        UnknownNameError: It is not.
+    """
     for known in SCALES:
         if scale == known:
             return known
     raise UnknownNameError(f"unknown scale '{scale}'; {nearest(scale, SCALES)}")
 
 
-def _folder(kind: str) -> Traversable:
+def declarations(kind: str) -> Traversable:
+    """Returns the folder of the `experiments` or `settings` of the package."""
     return resources.files("reluformer.study") / kind
 
 
 def _files(kind: str) -> list[str]:
-    return [path.name.removesuffix(".yaml") for path in _folder(kind).iterdir() if path.name.endswith(".yaml")]
+    return [path.name.removesuffix(".yaml") for path in declarations(kind).iterdir() if path.name.endswith(".yaml")]
 
 
 def _read(kind: str, name: str) -> dict[str, Any]:
-    path = _folder(kind) / f"{name}.yaml"
+    path = declarations(kind) / f"{name}.yaml"
     if not path.is_file():
         raise UnknownNameError(f"unknown {kind.removesuffix('s')} '{name}'; {nearest(name, _files(kind))}")
     content = yaml.safe_load(path.read_text(encoding="utf-8"))

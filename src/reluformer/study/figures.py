@@ -12,8 +12,9 @@ from typing import Any
 
 from reluformer.study import measures
 from reluformer.study.experiment import Figure
-from reluformer.study.gathered import Gathered
-from reluformer.study.intervals import interval
+from reluformer.study.measures import EVALUATION
+from reluformer.study.results import Results
+from reluformer.study.verdicts import interval
 
 # Okabe and Ito's colours, told apart by everyone; dashes and markers tell them apart in black and white.
 COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -41,15 +42,23 @@ NUMBERS = {
     "entropy": 18,
     "normalization": 10,
 }
-"""What looks the same in every figure: modulo seven the colour, modulo eleven the marker. Those that share a figure
-differ in their marker, and in their colour as long as there are enough."""
+"""The numbers of rules and terms, which look the same in every figure.
+
+Modulo seven the number is the colour, modulo eleven the marker. Those that share a figure differ in
+their marker, and in their colour as long as there are enough."""
 
 
-def figure_data(figure: Figure, experiment: str, gathered: Gathered) -> dict[str, Any] | None:
-    """What the figure shows; None while nothing of it was measured."""
+def figure_data(figure: Figure, experiment: str, results: Results) -> dict[str, Any] | None:
+    """Returns the data of a figure; None if nothing of it was measured.
+
+    Args:
+        figure: The figure as its experiment declares it.
+        experiment: The name of the experiment.
+        results: The results of a plan.
+    """
     if figure.kind == "table":
         return None
-    panels = _PANELS[figure.kind](figure, experiment, gathered)
+    panels = _PANELS[figure.kind](figure, experiment, results)
     panels = [panel for panel in panels if panel.get("series") or panel.get("weights")]
     if not panels:
         return None
@@ -69,97 +78,105 @@ def _metrics(figure: Figure) -> list[str]:
     return [figure.metric] if isinstance(figure.metric, str) else figure.metric
 
 
-def _point(x: float | str, values: Sequence[float], log: bool = False) -> dict[str, Any]:
-    """Mean and interval, for a logarithmic axis of the logarithms that exist; `diverged` counts the seeds that did."""
+def point(x: float | str, values: Sequence[float], log: bool = False) -> dict[str, Any]:
+    """Returns mean and interval of the finite values; `diverged` counts the others.
+
+    On a logarithmic axis the mean and interval are those of the logarithms that exist.
+
+    Example:
+        >>> found = point(128, [1.0, 3.0])
+        >>> found["y"], found["seeds"], found["diverged"]
+        (2.0, 2, 0)
+    """
     finite = [value for value in values if math.isfinite(value)]
-    point: dict[str, Any] = {"x": x, "seeds": len(values), "diverged": len(values) - len(finite)}
+    summary: dict[str, Any] = {"x": x, "seeds": len(values), "diverged": len(values) - len(finite)}
     if finite:
         log = log and max(finite) > 0
         found = interval([math.log(value) for value in finite if value > 0] if log else finite)
         mean, low, high = (math.exp(min(y, 700.0)) if log else y for y in (found.mean, found.low, found.high))
-        point["y"], point["values"] = mean, finite
+        summary["y"], summary["values"] = mean, finite
         if len(finite) > 1:
-            point["low"], point["high"] = low, high
-    return point
+            summary["low"], summary["high"] = low, high
+    return summary
 
 
-def _dots(figure: Figure, experiment: str, gathered: Gathered) -> list[dict[str, Any]]:
+def _dots(figure: Figure, experiment: str, results: Results) -> list[dict[str, Any]]:
     panels = []
     for metric in _metrics(figure):
         points = []
-        for place in gathered.places(experiment, figure.part):
-            values = gathered.values(experiment, figure.part, place, metric)
-            points.append(_point(" ".join(place.values()), list(values.values())))
-        series = [{"label": "", "points": points}] if any(point["seeds"] for point in points) else []
+        for place in results.places(experiment, figure.part):
+            values = results.values(experiment, figure.part, place, metric)
+            points.append(point(" ".join(place.values()), list(values.values())))
+        series = [{"label": "", "points": points}] if any(p["seeds"] for p in points) else []
         panels.append({"title": "", "xlabel": measures.measure(metric).label, "series": series})
     return panels
 
 
-def _lines(figure: Figure, experiment: str, gathered: Gathered) -> list[dict[str, Any]]:
+def _lines(figure: Figure, experiment: str, results: Results) -> list[dict[str, Any]]:
     assert figure.x is not None
     panels = []
     for metric in _metrics(figure):
         series: dict[str, list[dict[str, Any]]] = {}
-        for place in gathered.places(experiment, figure.part):
-            values = gathered.values(experiment, figure.part, place, metric)
+        for place in results.places(experiment, figure.part):
+            values = results.values(experiment, figure.part, place, metric)
             label = " ".join(label for axis, label in place.items() if axis != figure.x)
             if values:
-                point = _point(float(place[figure.x]), list(values.values()), "y" in figure.log)
-                series.setdefault(label, []).append(point)
+                found = point(float(place[figure.x]), list(values.values()), "y" in figure.log)
+                series.setdefault(label, []).append(found)
         listed = [{"label": label, "points": points} for label, points in series.items()]
         panels.append({"title": "", "xlabel": figure.x, "ylabel": measures.measure(metric).label, "series": listed})
     return panels
 
 
-def _series(figure: Figure, experiment: str, gathered: Gathered) -> list[dict[str, Any]]:
-    """A line for each label of the first axis; a panel for each metric and each place on the other axes."""
+def _series(figure: Figure, experiment: str, results: Results) -> list[dict[str, Any]]:
+    """Returns a panel for each metric and each place on the other axes; it has a line for each label of the first."""
     panels: dict[tuple[str, str], dict[str, Any]] = {}
     for metric in _metrics(figure):
         known = measures.series(metric)
-        for place in gathered.places(experiment, figure.part):
+        for place in results.places(experiment, figure.part):
             label = next(iter(place.values()))
-            seeds = gathered.at(experiment, figure.part, place).values()
+            seeds = results.at(experiment, figure.part, place).values()
             by_x: dict[float | str, list[float]] = {}
-            for results in seeds:
-                for x, y in known.points(results):
+            for found in seeds:
+                for x, y in known.points(found):
                     by_x.setdefault(x, []).append(y)
             title = ", ".join(f"{axis} {name}" for axis, name in list(place.items())[1:])
             empty = {"title": title, "xlabel": known.along, "ylabel": known.label, "series": []}
             panel = panels.setdefault((metric, title), empty)
             if by_x:
-                points = [_point(x, values, "y" in figure.log) for x, values in by_x.items()]
+                points = [point(x, values, "y" in figure.log) for x, values in by_x.items()]
                 panel["series"].append({"label": label, "points": points})
             if by_x and known.ceiling is not None:
                 panel["ceiling"] = known.ceiling(next(iter(seeds)))
     return list(panels.values())
 
 
-def _reads(figure: Figure, experiment: str, gathered: Gathered) -> list[dict[str, Any]]:
-    """Measured points and the line of theory, a panel for each correlation of the values."""
+def _reads(figure: Figure, experiment: str, results: Results) -> list[dict[str, Any]]:
+    """Returns a panel for each correlation of the values, with measured points and the line of theory."""
     panels: dict[float, dict[str, Any]] = {}
-    for place in gathered.places(experiment, figure.part):
+    for place in results.places(experiment, figure.part):
         found: dict[tuple[float, int], list[Mapping[str, Any]]] = {}
-        for results in gathered.at(experiment, figure.part, place).values():
-            for point in results["reads"]["points"]:
-                found.setdefault((point["correlation"], point["slots"]), []).append(point)
+        for seed in results.at(experiment, figure.part, place).values():
+            for measured in seed["reads"]["points"]:
+                found.setdefault((measured["correlation"], measured["slots"]), []).append(measured)
         for (correlation, slots), points in found.items():
             title = f"values with correlation {correlation:g}"
             empty = {"title": title, "xlabel": "slots n", "ylabel": "variance of the read", "level": 1.0, "series": []}
             series = panels.setdefault(correlation, empty)["series"]
             if not series or series[-1]["label"] != place["rule"]:
                 series.append({"label": place["rule"], "points": [], "theory": []})
-            measured = [point["measured"] for point in points]
-            series[-1]["points"].append(_point(slots, measured, "y" in figure.log))
+            variances = [measured["measured"] for measured in points]
+            series[-1]["points"].append(point(slots, variances, "y" in figure.log))
             if points[0]["theory"] is not None:
                 series[-1]["theory"].append([slots, points[0]["theory"]])
     return list(panels.values())
 
 
-def _maps(figure: Figure, experiment: str, gathered: Gathered) -> list[dict[str, Any]]:
+def _maps(figure: Figure, experiment: str, results: Results) -> list[dict[str, Any]]:
     panels = []
-    for place in gathered.places(experiment, figure.part):
-        seeds = gathered.at(experiment, figure.part, place)
-        found = seeds[min(seeds)].get("examination", {}).get("maps", {})
+    for place in results.places(experiment, figure.part):
+        seeds = results.at(experiment, figure.part, place)
+        found = seeds[min(seeds)].get(EVALUATION, {}).get("maps", {})
         if found.get("picture"):
             panels.append({"title": " ".join(place.values()), "weights": found["picture"]})
     return panels
@@ -172,7 +189,7 @@ _PANELS = {"points": _dots, "lines": _lines, "series": _series, "reads": _reads,
 
 
 def draw(data: Mapping[str, Any]) -> Any:
-    """A matplotlib figure from the data; close it after use."""
+    """Draw a matplotlib figure from the data; the caller closes it."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -201,7 +218,7 @@ def draw(data: Mapping[str, Any]) -> Any:
 
 
 def look(label: str, i: int) -> dict[str, Any]:
-    """Colour, dash and marker; those of a known rule are always the same."""
+    """Returns colour, dash and marker of a line; those of a known rule are always the same."""
     number = NUMBERS.get(label, 28 + i)
     return {
         "color": COLOURS[number % len(COLOURS)],
@@ -229,7 +246,9 @@ def _draw_lines(axis: Any, panel: Mapping[str, Any], data: Mapping[str, Any]) ->
             continue
         if data["log_y"]:  # over orders of magnitude the bands of three seeds cover each other
             most = max(len(p["values"]) for p in points)
-            whole = [p for p in points if len(p["values"]) == most]  # where one is missing, which is whose is not known
+            whole = [
+                p for p in points if len(p["values"]) == most
+            ]  # where a value is missing, the seeds of the others are not known
             for seed in zip(*(p["values"] for p in whole), strict=True):
                 axis.plot([p["x"] for p in whole], seed, color=style["color"], alpha=0.45, linewidth=0.7)
         else:
@@ -249,10 +268,12 @@ def _draw_lines(axis: Any, panel: Mapping[str, Any], data: Mapping[str, Any]) ->
 
 
 def _draw_dots(axis: Any, panel: Mapping[str, Any], data: Mapping[str, Any]) -> None:
-    """Seeds as small dots, their mean and interval as a bar, best read from top to bottom."""
+    """Draw seeds as small dots, and their mean and interval as a bar."""
     points = panel["series"][0]["points"]
     for i, point in enumerate(points):
-        if "y" not in point and not point["diverged"]:  # not there yet; its line stays, as the panels share their names
+        if (
+            "y" not in point and not point["diverged"]
+        ):  # not measured yet; its line stays, as the panels share their names
             continue
         if "y" not in point:
             axis.annotate("diverged", (0.02, i), xycoords=("axes fraction", "data"), va="center", color="0.3")

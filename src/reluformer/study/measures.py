@@ -1,6 +1,6 @@
-"""What can be asked of a finished cell of the grid: single numbers, and series to draw.
+"""Metrics and series of a finished cell of the grid: single numbers to judge, and several numbers to draw.
 
-A name may carry arguments behind `@`: `accuracy@1024` is the accuracy at 1024 slots.
+A name may carry arguments after `@`: `accuracy@1024` is the accuracy at 1024 slots.
 """
 
 from __future__ import annotations
@@ -12,48 +12,61 @@ from typing import Any, Literal
 
 from reluformer.errors import UnknownNameError, nearest
 
+EVALUATION = "examination"
+"""The kind of a run that evaluates a trained model. The word is part of the address of every such run, so it stays."""
 Results = Mapping[str, Mapping[str, Any]]
 """The results of a cell by kind of run."""
 Points = list[tuple[float | str, float]]
+FFN_TELEMETRY = ("output_variance", "residual_variance")
+LAST_FFN_TELEMETRY = ("top_mass", "anisotropy", "entropy")
+ATTENTION_TELEMETRY = (
+    *("read_variance", "row_sum", "zero_fraction", "dead", "margin_active"),
+    *("query_gradient", "value_gradient"),
+)
+"""The telemetry that metrics and series read; LAST_FFN_TELEMETRY only of the last snapshot. No other is published."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """One number of a cell; None where it was not measured.
+    """One number of a cell; its value is None if it was not measured.
 
-    Of a training that diverged, quality is infinitely bad, and what telemetry saw on the way says nothing.
+    The quality of a training that diverged is infinitely bad, and its telemetry does not count.
     """
 
     label: str
     value: Callable[..., float | None]
     better: Literal["lower", "higher"] = "higher"
     margin: float = 0.02
-    """What counts as equivalent."""
+    """The difference up to which two values count as equivalent."""
     relative: bool = False
-    """The margin is in percent of what is compared with."""
+    """Whether the margin is a percentage of the value that is compared with."""
     digits: int = 3
     beside: str = ""
-    """The measure that is told with it where it exists, and decides nothing."""
+    """A metric that is reported with it where it exists, and decides nothing."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """Several numbers of a cell along something."""
+    """Several numbers of a cell along an axis."""
 
     label: str
     along: str
     points: Callable[[Results], Points]
     ceiling: Callable[[Results], Points] | None = None
-    """The best that is possible, the same for all cells of a panel."""
+    """The best possible values, which are the same for all cells of a panel."""
 
 
 def value(name: str, results: Results) -> float | None:
-    """The number called `name`."""
+    """Returns the metric called `name`, or None if it was not measured."""
     return measure(name).value(results, *name.split("@")[1:])
 
 
 def measure(name: str) -> Measure:
-    """How the number called `name` is judged."""
+    """Returns how the metric called `name` is measured and judged.
+
+    Raises:
+        UnknownNameError: There is no such metric.
+    """
     first = name.partition("@")[0]
     if first not in MEASURES:
         raise UnknownNameError(f"unknown metric '{first}'; {nearest(first, MEASURES)}")
@@ -61,12 +74,17 @@ def measure(name: str) -> Measure:
 
 
 def label(metric: str) -> str:
-    """What stands over a column: for `accuracy@1024` it ends in "at 1024"."""
+    """Returns the heading of a column.
+
+    Example:
+        >>> label("accuracy@1024")
+        'share of right answers at 1024'
+    """
     return _with_arguments(measure(metric).label, metric)
 
 
 def name(metric: str) -> str:
-    """The label without its unit, for a sentence."""
+    """Returns the label without its unit, for a sentence."""
     return _with_arguments(measure(metric).label.partition(",")[0], metric)
 
 
@@ -76,7 +94,11 @@ def _with_arguments(text: str, metric: str) -> str:
 
 
 def series(name: str) -> Series:
-    """The series called `name`."""
+    """Returns the series called `name`.
+
+    Raises:
+        UnknownNameError: There is no such series.
+    """
     if name not in SERIES:
         raise UnknownNameError(f"unknown series '{name}'; {nearest(name, SERIES)}")
     return SERIES[name]
@@ -86,8 +108,8 @@ def series(name: str) -> Series:
 
 
 def _own(results: Results) -> Mapping[str, Any]:
-    """The run itself, not what was examined of it."""
-    return next((result for kind, result in results.items() if kind != "examination"), {})
+    """Returns the result of the run itself, not of its evaluation."""
+    return next((result for kind, result in results.items() if kind != EVALUATION), {})
 
 
 def _loss(results: Results) -> float | None:
@@ -102,7 +124,7 @@ def _accuracy(results: Results, slots: str) -> float | None:
 
 def _translated(key: str) -> Callable[[Results], float | None]:
     def of(results: Results) -> float | None:
-        examined = results.get("examination", {})
+        examined = results.get(EVALUATION, {})
         if examined.get("status") == "diverged":
             return -math.inf
         found: float | None = examined.get("translations", {}).get(key)
@@ -121,13 +143,13 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _snapshots(results: Results) -> list[Any]:
-    """Of a training that came to its end."""
+    """Returns the telemetry of a training, none if it diverged."""
     own = _own(results)
     return [] if own.get("status") == "diverged" else list(own.get("telemetry", []))
 
 
 def _telemetry(key: str, ffn: bool, last: bool = False) -> Callable[[Results], float | None]:
-    """Mean over memories, over the snapshots of the training or of the last one."""
+    """Returns a mean over memories, over all snapshots of the training or of the last one."""
 
     def of(results: Results) -> float | None:
         snapshots = _snapshots(results)[-1 if last else 0 :]
@@ -148,7 +170,7 @@ def _log_ffn_variance(results: Results) -> float | None:
 
 
 def _variance_slope(results: Results) -> float | None:
-    """Of log variance against log n for uncorrelated values, by least squares."""
+    """Returns the slope of log variance against log n for uncorrelated values, by least squares."""
     points = [p for p in _own(results).get("points", []) if p["correlation"] == 0]
     x, y = [math.log(p["slots"]) for p in points], [math.log(p["measured"]) for p in points]
     if len(x) < 2:
@@ -158,16 +180,16 @@ def _variance_slope(results: Results) -> float | None:
 
 
 def _speed(results: Results, rule: str, other: str) -> float | None:
-    """How many times as fast one rule trains as another: eager, mean over lengths."""
+    """Returns how many times as fast one rule trains as another: eager, mean over lengths."""
     cells = [cell for place, cell in _own(results).get("training", {}).items() if place.startswith("eager")]
     return _mean(cell[rule]["ratio"] / cell[other]["ratio"] for cell in cells)
 
 
 def _mapped(*keys: str) -> Callable[[Results], float | None]:
-    """Sum of these shares, mean over the heads of the encoder's attention."""
+    """Returns the sum of these shares, as a mean over the heads of the encoder's attention."""
 
     def of(results: Results) -> float | None:
-        reads = results.get("examination", {}).get("maps", {}).get("reads", {})
+        reads = results.get(EVALUATION, {}).get("maps", {}).get("reads", {})
         encoder = [read for name, read in reads.items() if name.startswith("encoder")]
         return _mean(sum(heads) for read in encoder for heads in zip(*(read[key] for key in keys), strict=True))
 
@@ -214,7 +236,7 @@ def _by_step(ffn: bool, of: Callable[[Mapping[str, Any]], float | None]) -> Call
 
 
 def _by_layer(ffn: bool, of: Callable[[Mapping[str, Any]], float | None]) -> Callable[[Results], Points]:
-    """At the last look, memory by memory in the order of the forward pass."""
+    """Returns the values of the last snapshot, memory by memory in the order of the forward pass."""
 
     def points(results: Results) -> Points:
         snapshots = _own(results).get("telemetry", [])
@@ -226,7 +248,7 @@ def _by_layer(ffn: bool, of: Callable[[Mapping[str, Any]], float | None]) -> Cal
 
 
 def _short(name: str) -> str:
-    """encoder.0.attention as e0 self."""
+    """Returns a short name of a read: encoder.0.attention is e0 self."""
     side, layer, kind = name.split(".")
     return f"{side[0]}{layer}" + {"attention": " self", "cross": " cross"}.get(kind, "")
 
@@ -236,7 +258,7 @@ def _read(key: str) -> Callable[[Mapping[str, Any]], float | None]:
 
 
 def _numbers(found: Mapping[str, Any]) -> Iterator[tuple[float | str, float]]:
-    """With numbers along the bottom where all of them are numbers."""
+    """Yields points; their x are numbers if all keys are numbers."""
     numeric = all(x.isdigit() for x in found)
     for x, y in found.items():
         if y is not None:
@@ -244,7 +266,7 @@ def _numbers(found: Mapping[str, Any]) -> Iterator[tuple[float | str, float]]:
 
 
 def _losses(results: Results) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = results.get("examination", {}).get("losses", {})
+    found: Mapping[str, Any] = results.get(EVALUATION, {}).get("losses", {})
     return found
 
 
@@ -254,7 +276,7 @@ def _loss_by_position(results: Results) -> Points:
 
 
 def _of_translations(key: str) -> Callable[[Results], Points]:
-    return lambda results: list(_numbers(results.get("examination", {}).get("translations", {}).get(key, {})))
+    return lambda results: list(_numbers(results.get(EVALUATION, {}).get("translations", {}).get(key, {})))
 
 
 def _tested(key: str) -> Callable[[Results], Points]:

@@ -1,8 +1,8 @@
-"""From experiments to runs. A run is its configuration, and its address is the hash of it.
+"""The plan of a study: the runs that its experiments ask for.
 
-Two experiments that ask for the same configuration get the same run. A run names the runs it
-needs inside its own configuration: the learning-rate trials that choose its rate, the training
-it starts from, the training it examines.
+A run is a configuration, and its address is the hash of that configuration. Two experiments that ask
+for the same configuration share the run. A configuration names the runs that it needs: the trials that
+choose its learning rate, the training that it starts from, the training that it evaluates.
 """
 
 from __future__ import annotations
@@ -19,34 +19,37 @@ from reluformer.errors import ArgumentError, UnknownNameError, nearest
 from reluformer.rules import registry
 from reluformer.study import experiment as experiments
 from reluformer.study.experiment import Axis, Changes, Experiment, Part, Scale
+from reluformer.study.measures import EVALUATION
 
 VERSION = 1
-"""Of the study: raised when a change makes new results incomparable with old ones."""
+"""Version of the study. It is raised when a change makes new results incomparable with old ones."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One thing to compute; `content` is plain data and says everything that decides its result."""
+    """One computation. `content` is plain data and holds everything that decides the result."""
 
     content: Mapping[str, Any]
 
     @property
     def address(self) -> str:
-        """Twelve digits of the hash of the configuration."""
+        """The first twelve digits of the hash of the configuration."""
         text = json.dumps(self.content, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
     def kind(self) -> str:
+        """The kind of the run, which decides how a worker does it."""
         return str(self.content["kind"])
 
     @property
     def seed(self) -> int:
+        """The seed of the run; 0 where its configuration has none."""
         return int(self.content.get("training", self.content).get("seed", 0))
 
     @property
     def trials(self) -> list[Run]:
-        """A short training for each learning rate that may be chosen."""
+        """The trials: a short training for each learning rate that may be chosen."""
         asked = self.content.get("trials")
         if not asked:
             return []
@@ -64,24 +67,24 @@ class Run:
         return Run(self.content["start"]) if self.content.get("start") else None
 
     @property
-    def examined(self) -> Run | None:
-        """The training whose model this run looks at."""
+    def evaluated(self) -> Run | None:
+        """The training whose model this run evaluates."""
         return Run(self.content["of"]) if self.content.get("of") else None
 
     @property
     def models(self) -> list[Run]:
-        """The trainings whose models this run takes."""
-        return [run for run in (self.start, self.examined) if run is not None]
+        """The trainings whose models this run loads."""
+        return [run for run in (self.start, self.evaluated) if run is not None]
 
     @property
     def needs(self) -> list[Run]:
-        """What must be finished before."""
+        """The runs that must be finished before this one."""
         return [*self.trials, *self.models]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A place in the grid of a part, at one seed: its runs by what they are for."""
+    """A place in the grid of a part at one seed, with its run and, if it has one, the evaluation of that run."""
 
     experiment: str
     part: str
@@ -91,24 +94,28 @@ class Cell:
 
     @property
     def title(self) -> str:
+        """The name of the cell in listings."""
         return " ".join([self.experiment, self.part, *self.labels.values(), f"seed {self.seed}"])
 
 
 @dataclass
 class Plan:
-    """All runs of some experiments at one scale, each once, in an order in which they can be done."""
+    """All runs of some experiments at one scale, each once, in an order in which they can be done.
+
+    A run is called by the title of the first cell that needs it.
+    """
 
     scale: Scale
     experiments: list[Experiment]
     cells: list[Cell] = field(default_factory=list)
     runs: dict[str, Run] = field(default_factory=dict)
     titles: dict[str, str] = field(default_factory=dict)
-    """What each run is called: by the first cell that wants it."""
 
     def add(self, cell: Cell) -> None:
+        """Add a cell, its runs and everything that they need."""
         self.cells.append(cell)
         for run in cell.runs:
-            self._add(run, cell.title if run.kind != "examination" else f"{cell.title}, examined")
+            self._add(run, cell.title if run.kind != EVALUATION else f"{cell.title}, evaluated")
 
     def _add(self, run: Run, title: str) -> None:
         for trial in run.trials:
@@ -116,13 +123,18 @@ class Plan:
             self._add(trial, f"{title.rsplit(' seed', 1)[0]} trial of lr {lr:g}")
         if run.start is not None:
             self._add(run.start, f"{title}, its start")
-        if run.examined is not None:
-            self._add(run.examined, title)
+        if run.evaluated is not None:
+            self._add(run.evaluated, title)
         self.runs.setdefault(run.address, run)
         self.titles.setdefault(run.address, title)
 
+    def command(self, address: str) -> str:
+        """Returns the command that does a run, with all others of its part."""
+        experiment, part = self.titles[address].split()[:2]
+        return f"reluformer study {experiment} --part {part} --scale {self.scale}"
+
     def shard(self, number: int, of: int) -> list[str]:
-        """The addresses of shard `number` (from 1): every `of`-th wanted run, and all that these need."""
+        """Returns the addresses of shard `number` (from 1): every `of`-th run of a cell, and all that these need."""
         wanted = list(dict.fromkeys(run.address for cell in self.cells for run in cell.runs))
         chosen: dict[str, None] = {}
 
@@ -146,9 +158,25 @@ def make_plan(
     rules: Iterable[str] = (),
     plugins: Iterable[Path] = (),
 ) -> Plan:
-    """The runs of the named experiments, or of these parts of them alone, a sweep among them or not.
+    """Returns the runs of some experiments at one scale.
 
-    `rules` are added to every axis that is one key named `rule`.
+    Args:
+        names: The experiments.
+        scale: The scale at which they run.
+        seeds: The number of seeds, from 0 on.
+        sweeps: Whether parts that are sweeps run too.
+        parts: Only these parts run, whether they are sweeps or not; all parts if it is empty.
+        rules: Rules that join every axis `rule` whose choices are values of a single key.
+        plugins: The files that define rules of the user.
+
+    Raises:
+        ArgumentError: There is nothing to run, or no seed.
+        UnknownNameError: An experiment or a part does not exist.
+
+    Example:
+        >>> plan = make_plan(["variance"], "quick", seeds=1, parts=["reads"])
+        >>> len(plan.runs)
+        4
     """
     if seeds < 1:
         raise ArgumentError(f"--seeds {seeds}: at least 1")
@@ -166,8 +194,8 @@ def make_plan(
                     continue
                 for labels, changes in _cells(part, scale, rules):
                     added = labels.get("rule") not in part.grid["rule"].choices if "rule" in labels else False
-                    uses = _Uses(plugin, None if added else plugged)
-                    runs = tuple(_runs(part, scale, labels, changes, seed, uses))
+                    used = _Plugins(plugin, None if added else plugged)
+                    runs = tuple(_runs(part, scale, labels, changes, seed, used))
                     plan.add(Cell(one.name, name, labels, seed, runs))
     if not plan.cells:
         raise ArgumentError(f"nothing to run at scale '{scale}' with these parts; some run only at another one")
@@ -186,24 +214,24 @@ def _cells(part: Part, scale: Scale, rules: Iterable[str]) -> Iterator[tuple[dic
         yield from part.replace(grid={**part.grid, "rule": grown}, scales=sizes).cells(scale)
 
 
-class _Uses(NamedTuple):
-    """The plugins of a plan, and the rules they brought; None: the run has one of them by definition."""
+class _Plugins(NamedTuple):
+    """The digest of the plugins of a plan and the names of their rules, or None for a run that always uses one."""
 
     digest: str
     rules: set[str] | None
 
-    def told(self, content: dict[str, Any]) -> dict[str, Any]:
-        """With the digest where it uses a rule of theirs, so that a changed plugin makes another run."""
+    def marked(self, content: dict[str, Any]) -> dict[str, Any]:
+        """Returns a configuration with the digest if it uses such a rule, so that a changed plugin makes a new run."""
         uses = self.rules is None or not self.rules.isdisjoint(_texts(content))
         return {**content, "plugin": self.digest} if uses else content
 
 
 def _runs(
-    part: Part, scale: Scale, labels: Mapping[str, str], changes: Changes, seed: int, plugin: _Uses
+    part: Part, scale: Scale, labels: Mapping[str, str], changes: Changes, seed: int, plugin: _Plugins
 ) -> Iterator[Run]:
     size = part.scales[scale]
     content = changed(experiments.setting(size.setting), {**size.set, **changes})
-    examine = content.pop("examine", None)
+    evaluate = content.pop("evaluate", None)
     if "training" in content:
         content["training"]["seed"] = seed
     else:
@@ -213,17 +241,22 @@ def _runs(
         for axis in size.after.axes:
             along.update(part.grid[axis].choices[labels[axis]])
         start = changed(experiments.setting(size.after.setting), along)
-        start.pop("examine", None)
+        start.pop("evaluate", None)
         start["training"]["seed"] = seed
-        content["start"] = plugin.told({"study": VERSION, "kind": part.kind, **start})
-    run = Run(plugin.told({"study": VERSION, "kind": part.kind, **content}))
+        content["start"] = plugin.marked({"study": VERSION, "kind": part.kind, **start})
+    run = Run(plugin.marked({"study": VERSION, "kind": part.kind, **content}))
     yield run
-    if examine:
-        yield Run({"study": VERSION, "kind": "examination", "of": run.content, **examine})
+    if evaluate:
+        yield Run({"study": VERSION, "kind": EVALUATION, "of": run.content, **evaluate})
 
 
 def changed(content: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
-    """A copy with some dotted keys set; a mapping is replaced, not merged."""
+    """Returns a copy with some dotted keys set; a mapping is replaced, not merged.
+
+    Example:
+        >>> changed({"model": {"width": 1}}, {"model.width": 2})
+        {'model': {'width': 2}}
+    """
     result = copy.deepcopy(dict(content))
     for key, value in changes.items():
         *sections, last = key.split(".")
@@ -235,7 +268,7 @@ def changed(content: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text in nested settings, the names of rules among them."""
+    """Yields every string in nested settings; the names of rules are among them."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -244,5 +277,5 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _digest(plugins: Iterable[Path]) -> str:
-    """What the plugins are, so that a changed rule is another run."""
+    """Returns a digest of the plugins; a changed file has another digest."""
     return hashlib.sha256(b"".join(path.read_bytes() for path in plugins)).hexdigest()[:12]

@@ -1,7 +1,15 @@
-"""A run that trains a model: the recipe from its configuration, the training, the figures it leaves."""
+"""A run that trains a model: its corpus, its recipe, the training and the result.
+
+The corpora of the study are in one folder, which holds a folder for each of them:
+
+DATA/multi30k/train.jsonl.gz, valid.jsonl.gz, test.jsonl.gz      as `reluformer data get` writes them
+DATA/multi30k/train.en.gz, train.de.gz, ...                      or aligned text, one sentence a line
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import shutil
 from collections.abc import Callable, Mapping
@@ -9,16 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reluformer.errors import ReluformerError, StorageError
-from reluformer.study.corpora import data_config, prepared_name
-from reluformer.study.folder import StudyFolder
+from reluformer.errors import DataError, ReluformerError, StorageError
 from reluformer.study.plan import Run
+from reluformer.study.results import StudyDirectory
 from reluformer.training.config import TrainingConfig
 from reluformer.training.divergence import DivergedError
 from reluformer.training.progress import UpdateReport
 from reluformer.training.run import RunDirectory
 from reluformer.translation.corpus import prepare
-from reluformer.translation.recipe import DecodingConfig, ModelRecipe, Recipe
+from reluformer.translation.recipe import DataConfig, DecodingConfig, ModelRecipe, Recipe
 from reluformer.translation.task import train
 
 TELEMETRY = (
@@ -26,42 +33,103 @@ TELEMETRY = (
     *("dead", "margin_active", "anisotropy", "top_mass", "slots"),
     *("query_gradient", "key_gradient", "value_gradient"),
 )
-"""What is kept of every read, as a mean over its heads."""
+"""The telemetry that is kept of every read, as a mean over its heads."""
+OTHER_NAMES = {"europarl7-doc": ("europarl7-doc", "europarl7")}
+SPLITS = ("train", "valid", "test")
 
 
 class InterruptedRunError(ReluformerError):
-    """A run was asked to stop; what it has is saved."""
+    """A run was asked to stop; its state is saved."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """Where a run works and to whom it tells how far it is."""
+    """The surroundings of a run: the study, the folder of the corpora, and where it reports its progress."""
 
-    folder: StudyFolder
+    study: StudyDirectory
     data: Path | None
     report: Callable[[float, str], None]
 
     def needed(self, run: Run) -> dict[str, Any]:
-        """The result of a run that this one needs."""
-        result = self.folder.result(run)
+        """Returns the result of a run that another one needs.
+
+        Raises:
+            StorageError: That run is not done.
+        """
+        result = self.study.result(run)
         if result is None:
-            raise StorageError(f"{self.folder.directory(run)}: is needed first; start it with `reluformer study`")
+            raise StorageError(f"{self.study.directory(run)}: is needed first; start it with `reluformer study`")
         return result
 
 
+# ------------------------------------------------------------------ corpora
+
+
+def data_config(content: Mapping[str, Any], root: Path | None) -> DataConfig:
+    """Returns the data section of a run with the files of its corpus; the embedded corpus has none.
+
+    Raises:
+        DataError: The corpus is not in the folder `root`, or no folder is given.
+    """
+    data = dict(content["data"])
+    if content["dataset"] == "embedded":
+        return DataConfig(**data)
+    languages = (data.get("source_lang", "en"), data.get("target_lang", "de"))
+    return DataConfig(**data, **find_corpus(str(content["dataset"]), root, languages)).resolved()
+
+
+def find_corpus(name: str, root: Path | None, languages: tuple[str, str]) -> dict[str, Any]:
+    """Returns the files of a corpus by split."""
+    if root is None:
+        raise DataError(f"the set '{name}' is needed; say with --data FOLDER where it is, FOLDER/{name}/train.jsonl.gz")
+    folders = [root / called for called in OTHER_NAMES.get(name, (name,))]
+    folder = next((folder for folder in folders if folder.is_dir()), None)
+    if folder is None:
+        present = ", ".join(sorted(path.name for path in root.iterdir())[:8]) if root.is_dir() else "no such folder"
+        raise DataError(f"{root}: expected a folder '{name}' in it, found: {present or 'nothing'}")
+    return {split: _split(folder, split, languages) for split in SPLITS}
+
+
+def _split(folder: Path, split: str, languages: tuple[str, str]) -> dict[str, Any]:
+    for ending in ("jsonl.gz", "jsonl"):
+        if (folder / f"{split}.{ending}").is_file():
+            return {"path": folder / f"{split}.{ending}"}
+    for ending in (".gz", ""):
+        pair = [folder / f"{split}.{language}{ending}" for language in languages]
+        if all(path.is_file() for path in pair):
+            return {"src": pair[0], "tgt": pair[1], "documents": "line"}
+    present = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
+    names = " with ".join(f"{split}.{language}.gz" for language in languages)
+    raise DataError(f"{folder}: expected {split}.jsonl.gz, or {names}; found: {present}")
+
+
+def prepared_name(config: DataConfig) -> str:
+    """Returns a folder name that changes whenever the configuration or one of its files does."""
+    state = [
+        (str(path), path.stat().st_size, path.stat().st_mtime_ns) for s in config.splits.values() for path in s.files
+    ]
+    text = json.dumps([config.model_dump(mode="json"), state], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+# ------------------------------------------------------------------ the training
+
+
 def run(run: Run, context: Context) -> dict[str, Any]:
-    """Train; the validation losses and what telemetry saw, by step."""
+    """Train a model; returns its validation losses and telemetry by step, and how the training ended."""
     lr = chosen_rate(run, context)
     recipe = recipe_of(run, context.data, lr)
-    prepared = context.folder.data / prepared_name(recipe.data)
+    prepared = context.study.data / prepared_name(recipe.data)
     summary = prepare(recipe.data, prepared)
-    directory = RunDirectory(context.folder.training(run))
-    start = None if run.start is None else context.folder.training(run.start)
+    directory = RunDirectory(context.study.training(run))
+    start = None if run.start is None else context.study.training(run.start)
     if run.start is not None and context.needed(run.start)["status"] == "diverged":
         return {"status": "diverged", "message": "the training it starts from diverged", "lr": lr, "step": 0}
-    if directory.status.get("status") != "diverged":  # else it was stopped before it could tell
+    if directory.status.get("status") != "diverged":  # else it was stopped before it could report that
         try:
-            result = train(recipe, directory.path, init_from=start, progress=_Told(context.report), prepared=prepared)
+            result = train(
+                recipe, directory.path, init_from=start, progress=_Progress(context.report), prepared=prepared
+            )
             if result.status == "interrupted":
                 raise InterruptedRunError(f"interrupted after update {result.step}")
         except DivergedError as error:
@@ -78,7 +146,7 @@ def run(run: Run, context: Context) -> dict[str, Any]:
         "loss": rounded(losses[-1]["loss"]) if losses and outcome["status"] == "finished" else None,
         "data": {"tokenizer": summary.tokenizer_fingerprint[:12], "train_target_tokens": train_tokens},
         "valid": [{"step": e["step"], "loss": rounded(e["loss"])} for e in losses],
-        "train": _thinned(directory),
+        "train": thinned(directory),
         "telemetry": [
             {"step": event["step"], "reads": {name: _means(read) for name, read in event["reads"].items()}}
             for event in directory.log.events("telemetry")
@@ -87,9 +155,13 @@ def run(run: Run, context: Context) -> dict[str, Any]:
 
 
 def chosen_rate(run: Run, context: Context) -> float:
-    """The learning rate: given, that of the training it starts from, or the trial with the lowest validation loss.
+    """Returns the learning rate of a run.
 
-    A trial that diverged loses against any that did not; if all did, the lowest rate is taken.
+    It is given, or that of the training it starts from, or that of the trial with the lowest validation loss.
+    A trial that diverged loses against any that did not; if all diverged, the lowest rate is taken.
+
+    Raises:
+        StorageError: A run that decides it is not done, or the configuration has nothing that could decide it.
     """
     given = run.content["training"].get("lr")
     if given is not None:
@@ -106,7 +178,7 @@ def chosen_rate(run: Run, context: Context) -> float:
 
 
 def recipe_of(run: Run, data: Path | None, lr: float) -> Recipe:
-    """The recipe of a training, with the files of its corpus."""
+    """Returns the recipe of a training, with the files of its corpus."""
     content = run.content
     training = {**content["training"], "lr": lr, "average_last": 1, "keep_checkpoints": 1}
     return Recipe(
@@ -118,7 +190,12 @@ def recipe_of(run: Run, data: Path | None, lr: float) -> Recipe:
 
 
 def model_of(section: Mapping[str, Any]) -> dict[str, Any]:
-    """The model section of a recipe; `attention` is the rule of all three attentions."""
+    """Returns the model section of a recipe; `attention` stands for the rule of all three attentions.
+
+    Example:
+        >>> model_of({"width": 8, "attention": "relu"})["cross_attention"]
+        'relu'
+    """
     model = dict(section)
     if "attention" in model:
         rule = model.pop("attention")
@@ -145,8 +222,8 @@ def _mean(value: float | list[float | None] | None) -> float | None:
     return float(rounded(sum(known) / len(known))) if known else None
 
 
-def _thinned(directory: RunDirectory, most: int = 60) -> list[dict[str, Any]]:
-    """At most so many points of the training curve, the last among them."""
+def thinned(directory: RunDirectory, most: int = 60) -> list[dict[str, Any]]:
+    """Returns at most `most` points of the training curve; the last one is always among them."""
     events = directory.log.events("train")
     every = max(1, -(-len(events) // most))
     chosen = events[(len(events) - 1) % every :: every]
@@ -161,14 +238,19 @@ def _thinned(directory: RunDirectory, most: int = 60) -> list[dict[str, Any]]:
 
 
 def rounded(value: Any) -> Any:
-    """Five significant digits: results are read by people too."""
+    """Returns a float with five significant digits, or None if it is not finite; other values stay.
+
+    Example:
+        >>> rounded(1.23456789), rounded(float("inf")), rounded("relu")
+        (1.2346, None, 'relu')
+    """
     if isinstance(value, float):
         return float(f"{value:.5g}") if math.isfinite(value) else None
     return value
 
 
-class _Told:
-    """Training progress, passed on as a share."""
+class _Progress:
+    """Reports the progress of a training as a share."""
 
     def __init__(self, report: Callable[[float, str], None]) -> None:
         self._report = report

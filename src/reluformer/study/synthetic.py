@@ -1,14 +1,18 @@
-"""Recall: the mechanism behind C3 and C8 alone, without a language around it.
+"""Experiments on a single read, without a corpus: its variance on random memories, and recall.
 
-A memory has n slots. Each is a token that holds a key (a random direction) and one of a few
-classes. A query holds a noisy copy of a key, and the answer is the class of the slots with
-that key: of one slot ("one"), or the class that most of a share of all slots vote for ("many").
-One attention read in a residual stream, a norm and a linear layer must find it:
+Variance (claims C5 and C6). For scores ~ N(0, 1) and values of variance one whose correlation is rho,
+a pointwise rule reads with variance n E[w^2] + n (n - 1) E[w]^2 rho. Plain ReLU therefore grows with n;
+divided by sqrt(n/2) it stays at one, as long as the values are uncorrelated.
+
+Recall (the mechanism behind C3 and C8). A memory has n slots. Each is a token that holds a key (a
+random direction) and one of a few classes. A query holds a noisy copy of a key. The answer is the
+class of the slots with that key: of one slot ("one"), or the class that most of a share of all slots
+vote for ("many"). One attention read in a residual stream, a norm and a linear layer must find it:
 
     x = query token;  h = x + Attention(x, slots);  logits = W LayerNorm(h)
 
-The model is trained at one n, reached by doubling from 16, as long memories alone are found late
-by every rule, and tested at others.
+The model is trained at one n and tested at others. Training starts with 16 slots and doubles them up
+to n, as every rule finds long memories late when it starts with them.
 
 Shapes: M memories, Q queries of each, n slots, D width.
 """
@@ -17,38 +21,109 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from reluformer import regularizers, rules
+from reluformer import memory, regularizers, rules
 from reluformer.layers import Attention
 from reluformer.memory import RowStats
 from reluformer.regularizers import RegularizerConfig
+from reluformer.rules import Pointwise
 from reluformer.study.plan import Run
 from reluformer.study.trainings import Context, chosen_rate, rounded
+
+# ------------------------------------------------------------------ variance
+
+
+WIDTH = 64
+DRAWS = 64
+QUERIES = 8
+
+
+@dataclass(frozen=True)
+class VariancePoint:
+    """The variance of one rule at one size, in theory and as measured."""
+
+    rule: str
+    slots: int
+    correlation: float
+    theory: float | None
+    """None if the rule is row-wise, as it has no closed form then."""
+    measured: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the point as plain data."""
+        return asdict(self)
+
+
+def correlated_values(draws: int, slots: int, correlation: float, generator: torch.Generator) -> Tensor:
+    """Returns values (draws, 1, slots, WIDTH) of variance one; two slots of a draw have the given correlation."""
+    common = torch.randn(draws, 1, 1, WIDTH, generator=generator)
+    own = torch.randn(draws, 1, slots, WIDTH, generator=generator)
+    return math.sqrt(correlation) * common + math.sqrt(1 - correlation) * own
+
+
+def measure_variance(rule: str, slots: int, correlation: float = 0.0, seed: int = 0) -> VariancePoint:
+    """Measure the variance of reads from random memories.
+
+    Args:
+        rule: The name of the rule.
+        slots: The number of slots of each memory.
+        correlation: The correlation of the values of two slots.
+        seed: The seed of the memories and queries.
+
+    Returns:
+        The measured variance beside that of theory.
+
+    Example:
+        >>> measure_variance("relu", slots=256).theory
+        1.0
+    """
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(DRAWS, 1, QUERIES, WIDTH, generator=generator)
+    k = torch.randn(DRAWS, 1, slots, WIDTH, generator=generator)
+    v = correlated_values(DRAWS, slots, correlation, generator)
+    chosen = rules.get(rule)
+    theory = chosen.read_variance(slots, correlation) if isinstance(chosen, Pointwise) else None
+    measured = memory.read(q, k, v, rule=chosen).var(correction=0)
+    return VariancePoint(rule, slots, correlation, theory, float(measured))
+
+
+def run_reads(run: Run, context: Context) -> dict[str, Any]:
+    """Measure a rule at every number of slots and every correlation of the values."""
+    content = run.content
+    places = [(correlation, slots) for correlation in content["correlations"] for slots in content["slots"]]
+    points = []
+    for i, (correlation, slots) in enumerate(places):
+        context.report(i / len(places), f"{slots} slots")
+        points.append(measure_variance(content["rule"], slots, correlation, int(content["seed"])).to_dict())
+    return {"points": [{key: rounded(value) for key, value in point.items()} for point in points]}
+
+
+# ------------------------------------------------------------------ recall
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is recalled."""
+    """The recall task."""
 
     kind: str
-    """`one` slot has the key of a query, or `many` have it and vote."""
+    """`one`: a single slot has the key of a query; `many`: a share of all slots has it, and they vote."""
     key_width: int = 32
     classes: int = 16
     noise: float = 0.8
-    """Length of the noise on a query's key of length one."""
+    """The length of the noise on the key of a query, which has length one."""
     share: float = 1 / 32
-    """Of all slots that hold a query's key, where many do."""
+    """The share of all slots that hold the key of a query, if many do."""
     truth: float = 0.3
-    """Probability that a vote is for the right class; otherwise it is for any."""
+    """The probability that a vote is for the right class; otherwise it is for any class."""
 
     def draw(self, memories: int, queries: int, n: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Keys (M, n, K), classes (M, n), queries (M, Q, K) and their answers (M, Q)."""
+        """Returns keys (M, n, K), classes (M, n), queries (M, Q, K) and their answers (M, Q)."""
         generator = torch.Generator().manual_seed(seed)
         copies = max(1, round(n * self.share)) if self.kind == "many" else 1
         different = n // copies
@@ -65,7 +140,7 @@ class Task:
         return slot_keys, slot_classes, query, answers.gather(1, asked)
 
     def ceiling(self, keys: Tensor, classes: Tensor, queries: Tensor, answers: Tensor) -> float:
-        """Accuracy of the best reader: the votes of the nearest key's slots."""
+        """Returns the accuracy of the best reader, which counts the votes of the slots with the nearest key."""
         scores = queries @ keys.transpose(1, 2)
         nearest = scores >= scores.amax(-1, keepdim=True) - 1e-5
         votes = nearest.float() @ F.one_hot(classes, self.classes).float()
@@ -77,7 +152,7 @@ def _pick(x: Tensor, places: Tensor) -> Tensor:
 
 
 class RecallModel(nn.Module):
-    """One read between two linear layers."""
+    """A model with one read between two linear layers."""
 
     def __init__(self, task: Task, width: int, heads: int, rule: Any) -> None:
         super().__init__()
@@ -95,8 +170,8 @@ class RecallModel(nn.Module):
         return self.output(self.norm(x + read)), stats
 
 
-def run(run: Run, context: Context) -> dict[str, Any]:
-    """Train at one number of slots, test at others."""
+def run_recall(run: Run, context: Context) -> dict[str, Any]:
+    """Train a rule at one number of slots and test it at others."""
     content = run.content
     training: Mapping[str, Any] = content["training"]
     task, lr = Task(**content["task"]), chosen_rate(run, context)
@@ -131,7 +206,7 @@ def _train(
     regularizer: RegularizerConfig | None,
     context: Context,
 ) -> tuple[list[dict[str, float]], int | None]:
-    """Points of the training curve, and the update at which it diverged."""
+    """Train the model; returns points of the training curve, and the update at which it diverged or None."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.0)
     updates, warmup, queries = int(training["updates"]), int(training["warmup"]), int(training["queries"])
     curve: list[dict[str, float]] = []
@@ -142,8 +217,8 @@ def _train(
             group["lr"] = lr * _rate(update, updates, warmup)
         seed = int(training["seed"]) * 1_000_003 + update
         n = grown(int(training["slots"]), update / updates)
-        *memory, answers = task.draw(int(training["memories"]), queries, n, seed)
-        logits, stats = model(*memory)
+        *drawn, answers = task.draw(int(training["memories"]), queries, n, seed)
+        logits, stats = model(*drawn)
         loss = F.cross_entropy(logits.flatten(0, 1), answers.flatten())
         total = loss
         if regularizer is not None and stats is not None:
@@ -164,13 +239,20 @@ def _train(
 
 
 def grown(slots: int, done: float) -> int:
-    """From 16 slots on, doubling, to all of them when half of the training is done; the same for every rule."""
+    """Returns the number of slots at a share of the training, the same for every rule.
+
+    It doubles from 16 and reaches `slots` when half of the training is done.
+
+    Example:
+        >>> [grown(64, share) for share in (0.0, 0.25, 0.5)]
+        [16, 32, 64]
+    """
     doublings = math.log2(slots / 16)
     return min(slots, 16 * 2 ** int(doublings * min(1.0, 2 * done))) if slots > 16 else slots
 
 
 def _rate(update: int, updates: int, warmup: int) -> float:
-    """Linear up, then a cosine down to zero."""
+    """Returns the factor of the learning rate: a linear rise, then a cosine down to zero."""
     if update <= warmup:
         return update / warmup
     return 0.5 * (1 + math.cos(math.pi * (update - warmup) / (updates + 1 - warmup)))
@@ -178,8 +260,8 @@ def _rate(update: int, updates: int, warmup: int) -> float:
 
 @torch.no_grad()
 def _test(model: RecallModel, task: Task, n: int, total: int, queries: int) -> dict[str, float]:
-    """Over `total` queries at n slots: accuracy, what the best reader would reach, loss, and the rows."""
-    model.train()  # there is no dropout; it asks for the row statistics
+    """Returns means over `total` queries at n slots: accuracy, that of the best reader, loss and row statistics."""
+    model.train()  # there is no dropout; this mode returns row statistics
     sums: dict[str, float] = {}
     memories = max(1, total // queries)
     for i in range(memories):
