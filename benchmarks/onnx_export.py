@@ -28,7 +28,7 @@ from reluformer.timing import interleaved
 from reluformer.translation.documents import padded
 from reluformer.translation.scoring import score
 from reluformer.translation.tokenizer import BEGIN, END
-from reluformer.translation.translator import Translator, load
+from reluformer.translation.translator import Translator, load_run
 
 BEAM = 4
 COMPARED = 200
@@ -77,7 +77,7 @@ def make_exports(run: Path, home: Path) -> dict[str, Path]:
 def measure(run: Path, home: Path, data: Path, limit: int | None, repeats: int) -> dict[str, Any]:
     """Everything about one run."""
     paths = make_exports(run, home)
-    systems = {"pytorch": load(run, beam=BEAM)}
+    systems = {"pytorch": load_run(run, beam=BEAM)}
     systems |= {kind: exports.load(path, beam=BEAM) for kind, path in paths.items()}
     sources, references = test_set(data, limit)
     few = sources[:COMPARED]

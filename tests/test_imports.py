@@ -17,7 +17,7 @@ FLOORS = [
     ["kernels", "memory", "context_parallel", "regularizers", "layers", "telemetry", "conformance"],
     ["models"],
     ["training", "translation", "study"],
-    ["integrations", "hub", "cli", "__main__"],
+    ["integrations", "hub", "loading", "cli", "__main__"],
 ]
 RANK = {name: rank for rank, names in enumerate(name for floor in FLOORS for name in floor) for name in names.split()}
 OPTIONAL = {"matplotlib", "scipy", "transformers", "fastapi", "triton"}

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from reluformer import rules as rules
     from reluformer.errors import ReluformerError as ReluformerError
     from reluformer.kernels import RowKeyBias as RowKeyBias
+    from reluformer.loading import load as load
     from reluformer.memory import read as read
     from reluformer.models.config import ModelConfig as ModelConfig
     from reluformer.models.encoder_decoder import ReLUFormer as ReLUFormer
     from reluformer.translation.recipe import Recipe as Recipe
     from reluformer.translation.task import train as train
-    from reluformer.translation.translator import load as load
 
 __version__ = "0.1.0"
 
@@ -32,7 +32,7 @@ _HOME = {
     "ReluformerError": "reluformer.errors",
     "RowKeyBias": "reluformer.kernels",
     "Recipe": "reluformer.translation.recipe",
-    "load": "reluformer.translation.translator",
+    "load": "reluformer.loading",
     "read": "reluformer.memory",
     "train": "reluformer.translation.task",
 }

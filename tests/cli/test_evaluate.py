@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from reluformer import load
 from reluformer.errors import ArgumentError, DataError, StorageError
 from reluformer.training.run import RunDirectory
 from reluformer.translation import scoring
 from reluformer.translation.embedded import document_from_id, generate, score_discourse
 from reluformer.translation.recipe import Recipe
-from reluformer.translation.translator import load
 
 Invoke = Callable[..., Result]
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from reluformer import load
 from reluformer.cli.inspect import ReadWindow, most_read, sparkline
 from reluformer.errors import ArgumentError, DataError, StorageError
 from reluformer.training.run import RunDirectory
 from reluformer.translation.inspection import Word, read_map
 from reluformer.translation.recipe import Recipe
 from reluformer.translation.tokenizer import END, SEPARATOR
-from reluformer.translation.translator import load
 
 Invoke = Callable[..., Result]
 SENTENCES = ["Our readers live in Austria.", "It was very big."]

@@ -22,8 +22,7 @@ from reluformer.translation.beam_search import beam_search
 from reluformer.translation.recipe import DecodingConfig, TokenizerConfig
 from reluformer.translation.tokenizer import Tokenizer
 from reluformer.translation.torch_stepper import TorchStepper
-from reluformer.translation.translator import Translator
-from reluformer.translation.translator import load as load_run
+from reluformer.translation.translator import Translator, load_run
 
 pytest.importorskip("onnxscript", reason="needs the extra onnx: pip install 'reluformer[onnx]'")
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx: pip install 'reluformer[onnx]'")
@@ -260,7 +259,7 @@ def test_a_damaged_manifest_is_refused(copy: Path, change: dict[str, Any] | None
 def test_what_is_no_export_says_so(tmp_path: Path, run: Any, export_of: Any) -> None:
     with pytest.raises(StorageError, match=r"holds no onnx\.json; make one with: reluformer export RUN --to onnx"):
         exported.load(run("simplex"))
-    with pytest.raises(StorageError, match=r"not a run; load it with reluformer\.integrations\.onnx\.load"):
+    with pytest.raises(StorageError, match=r"an ONNX export, not a run; reluformer.load opens it"):
         load_run(export_of("simplex"))
 
 

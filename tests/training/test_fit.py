@@ -10,6 +10,7 @@ import torch
 import yaml
 
 import reluformer as rf
+from reluformer import load
 from reluformer.errors import ArgumentError, ConfigError, DataError, ReluformerError, StorageError
 from reluformer.models import storage
 from reluformer.models.encoder_decoder import ReLUFormer
@@ -19,7 +20,6 @@ from reluformer.training.run import RunDirectory
 from reluformer.translation.recipe import Recipe
 from reluformer.translation.task import train
 from reluformer.translation.tokenizer import Tokenizer
-from reluformer.translation.translator import load
 
 
 def run(recipe: Recipe, directory: Path, prepared: Path | None, **options: Any) -> Any:

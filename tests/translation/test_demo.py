@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from reluformer import rules
+from reluformer import load, rules
 from reluformer.cli import app
 from reluformer.config import load_yaml
 from reluformer.errors import StorageError
 from reluformer.models.config import ModelConfig
 from reluformer.translation.demo import SYSTEMS
 from reluformer.translation.recipe import Recipe
-from reluformer.translation.translator import load
 
 SMALL = [
     *("training.updates=4", "training.warmup=2", "training.validate_every=2", "training.telemetry_every=2"),

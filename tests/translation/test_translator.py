@@ -12,7 +12,7 @@ from reluformer.models import storage
 from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.translation.recipe import DecodingConfig
 from reluformer.translation.tokenizer import BEGIN, END
-from reluformer.translation.translator import Translator, load, score_targets
+from reluformer.translation.translator import Translator, load_run, score_targets
 
 SOURCES = [[5, 6, 3, 7, 2], [8, 2]]
 TARGETS = [[7, 3, 8, 6, 2], [6, 6, 6, 2]]
@@ -28,7 +28,7 @@ def run(tmp_path, make_model, tokenizer):
 
 @pytest.fixture
 def translator(run) -> Translator:
-    return load(run, beam=2, length_offset=3, length_ratio=0.5)
+    return load_run(run, beam=2, length_offset=3, length_ratio=0.5)
 
 
 def test_text_keeps_its_structure(translator):
@@ -79,10 +79,10 @@ def test_one_string_is_not_a_list_of_documents(translator):
 def test_the_recipe_of_the_run_decides_window_and_search(run):
     recipe = "data: {segments: {segment_tokens: 96}}\ndecoding: {beam: 3, length_penalty: 0.5}\n"
     (run / "recipe.yaml").write_text(recipe)
-    assert load(run).config == DecodingConfig(beam=3, length_penalty=0.5, window_tokens=96)
-    assert load(run, beam=1).config.beam == 1
+    assert load_run(run).config == DecodingConfig(beam=3, length_penalty=0.5, window_tokens=96)
+    assert load_run(run, beam=1).config.beam == 1
     (run / "recipe.yaml").write_text("data: {segments: {segment_tokens: sentence}}\ndecoding: {window_tokens: 64}\n")
-    assert load(run).config.window_tokens == 64
+    assert load_run(run).config.window_tokens == 64
 
 
 @pytest.mark.parametrize(
@@ -92,25 +92,25 @@ def test_the_recipe_of_the_run_decides_window_and_search(run):
 def test_a_damaged_recipe_is_named(run, recipe, message):
     (run / "recipe.yaml").write_text(recipe)
     with pytest.raises(StorageError, match=message):
-        load(run)
+        load_run(run)
 
 
 def test_directories_that_hold_no_translator(run, tmp_path, make_model):
     with pytest.raises(StorageError, match="no such directory"):
-        load(tmp_path / "absent")
+        load_run(tmp_path / "absent")
     make_model(vocab_size=77).save(run)
     with pytest.raises(StorageError, match="entries, the model 77; use the tokenizer that"):
-        load(run)
+        load_run(run)
     (run / "tokenizer.json").unlink()
     with pytest.raises(StorageError, match="holds a model but no tokenizer"):
-        load(run)
+        load_run(run)
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="needs a user who may not see everything")
 def test_a_folder_that_cannot_be_seen_into_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "private").mkdir(mode=0)
     with pytest.raises(StorageError, match="so it is not a saved model"):
-        load(tmp_path)
+        load_run(tmp_path)
 
 
 def test_a_folder_of_runs_is_told_their_names(run):
@@ -118,7 +118,7 @@ def test_a_folder_of_runs_is_told_their_names(run):
         (run / "demo" / name).mkdir(parents=True)
         (run / "demo" / name / "recipe.yaml").write_text("")
     with pytest.raises(StorageError, match="not a run, it holds the runs relu, transformer; name one of them"):
-        load(run / "demo")
+        load_run(run / "demo")
 
 
 def test_a_folder_of_runs_stands_for_its_reluformer(run, tmp_path_factory):
@@ -126,22 +126,22 @@ def test_a_folder_of_runs_stands_for_its_reluformer(run, tmp_path_factory):
     shutil.copytree(run, demo / "reluformer")
     (demo / "transformer").mkdir()
     (demo / "transformer" / "recipe.yaml").write_text("")
-    assert load(demo).translate([TEXT]) == load(run).translate([TEXT])
+    assert load_run(demo).translate([TEXT]) == load_run(run).translate([TEXT])
 
 
 def test_a_run_stands_for_itself_whatever_runs_are_in_it(run):
     (run / "reluformer").mkdir()
     (run / "reluformer" / "config.json").write_text("damaged")
-    assert load(run).translate([""]) == [""]
+    assert load_run(run).translate([""]) == [""]
 
 
 def test_another_tokenizer_of_the_same_size_is_refused(run, tokenizer):
     model = ReLUFormer.load(run)
     storage.save(run, model.config, model.state_dict(), tokenizer.fingerprint)
-    assert load(run).tokenizer.fingerprint == tokenizer.fingerprint
+    assert load_run(run).tokenizer.fingerprint == tokenizer.fingerprint
     storage.save(run, model.config, model.state_dict(), "0" * 64)
     with pytest.raises(StorageError, match="not the tokenizer that the model was trained with"):
-        load(run)
+        load_run(run)
 
 
 def test_scores_are_the_models_log_probabilities(make_model):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reluformer.errors import ArgumentError, StorageError
+from reluformer.errors import StorageError
 from reluformer.translation.runs import MODEL, ONNX, RECIPE, is_run, refuse_folder_of_runs
 
 if TYPE_CHECKING:
@@ -70,21 +70,7 @@ def languages(run: Path) -> tuple[str, str]:
 
 
 def open_translator(run: Path, device: str, **decoding: Any) -> Translator:
-    """The translator of a run on a device; `auto` is the GPU where there is one. Exports to ONNX run on the CPU."""
-    if (run / ONNX).is_file():
-        from reluformer.integrations import onnx
+    """Load the translator of a run or an export; `auto` is the GPU where there is one."""
+    from reluformer.loading import load
 
-        if device not in ("auto", "cpu"):
-            raise ArgumentError(f"--device {device}: an ONNX export runs on the CPU here; leave --device out")
-        return onnx.load(run, **decoding)
-    import torch
-
-    from reluformer.translation.translator import load
-
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ArgumentError(f"--device {device}: {str(error).splitlines()[0]}; use cpu") from None
     return load(run, device, **decoding)

@@ -33,7 +33,7 @@ from reluformer.translation.scoring import score
 from reluformer.translation.segments import EncodedDocument, cut, encode_documents
 from reluformer.translation.stepper import evaluating
 from reluformer.translation.tokenizer import BEGIN, END, SEPARATOR, Tokenizer
-from reluformer.translation.translator import Translator, load, score_targets
+from reluformer.translation.translator import Translator, load_run, score_targets
 
 POSITION_BORDERS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 _ENGLISH = """the a an of to in on at by for with from and or but that this these those it its is are was were be been
@@ -63,7 +63,7 @@ def run(run: Run, context: Context) -> dict[str, Any]:
     if context.needed(training)["status"] == "diverged":
         return {"status": "diverged", "message": "the training diverged: there is no model to evaluate"}
     data = data_config(training.content, context.data)
-    translator = load(context.study.training(training), **options.get("decoding", {}))
+    translator = load_run(context.study.training(training), **options.get("decoding", {}))
     languages = (data.source_lang, data.target_lang)
     source = data.splits[options["split"]]
     stream = read_documents(source, limits=data.limits, languages=languages, split=options["split"])

@@ -22,7 +22,7 @@ from reluformer.translation.corpus import CorpusSummary, PreparedCorpus, prepare
 from reluformer.translation.embedded import DiscourseScores, EmbeddedDocument, document_from_id, score_discourse
 from reluformer.translation.recipe import Recipe
 from reluformer.translation.scoring import Scores, score
-from reluformer.translation.translator import Translator, load
+from reluformer.translation.translator import Translator, load_run
 
 LENGTH_BORDERS = (25, 50, 75)
 """Words of the reference: test documents have 2 to 16 sentences."""
@@ -137,7 +137,7 @@ def evaluate_all(directory: Path) -> Iterator[Outcome]:
     documents = [document_from_id(document.id) for document in PreparedCorpus(directory / "data").documents("test")]
     for system in SYSTEMS:
         run = RunDirectory(directory / system.name)
-        translator = load(run.path)
+        translator = load_run(run.path)
         translations = translator.translate_documents([document.document.src for document in documents])
         alone = _sentence_by_sentence(translator, documents)
         snapshots = run.log.events("telemetry")

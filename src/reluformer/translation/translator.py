@@ -1,4 +1,8 @@
-"""Text in, text out: a model with its tokenizer."""
+"""The translator: a model with its tokenizer, from text to text.
+
+`load_run` opens a run; `reluformer.load` opens exports as well. `score_targets` is forced
+decoding: it scores translations that are given.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,14 @@ import yaml
 from reluformer.errors import ArgumentError, ConfigError, StorageError
 from reluformer.models import storage
 from reluformer.models.encoder_decoder import ReLUFormer
-from reluformer.translation import documents as passages
 from reluformer.translation import formats
-from reluformer.translation.documents import ReportProgress, Translation, padded
+from reluformer.translation.documents import (
+    ReportProgress,
+    Translation,
+    padded,
+    stream_document,
+    translate_documents,
+)
 from reluformer.translation.formats import TextFormat
 from reluformer.translation.native_stepper import stepper_of
 from reluformer.translation.recipe import DecodingConfig
@@ -26,22 +35,48 @@ from reluformer.translation.tokenizer import BEGIN, END, SEPARATOR, Tokenizer
 Sentences = Sequence[str]
 
 
-def load(directory: str | Path, device: str | torch.device = "cpu", **decoding: Any) -> Translator:
-    """The translator saved in a run's directory; `decoding` changes keys of `DecodingConfig`.
+@dataclass(frozen=True)
+class TargetScore:
+    """The log-probabilities of a target given its source."""
 
-    A folder of runs, as `make demo` leaves one, stands for the `reluformer` in it.
+    tokens: tuple[float, ...]
+    """One for each token given the tokens before it, the end included."""
+    sentences: tuple[float, ...]
+    """One for each sentence, with the separator or end behind it."""
+
+    @property
+    def total(self) -> float:
+        """The log-probability of the whole target."""
+        return sum(self.tokens)
+
+
+def load_run(directory: str | Path, device: str | torch.device = "cpu", **decoding: Any) -> Translator:
+    """Loads the translator of a run.
+
+    Args:
+        directory: A run, or its `best/`. A folder of runs, such as that of `make demo`, stands for the run
+            called `reluformer` in it.
+        device: The device that the model computes on.
+        **decoding: Keys of `DecodingConfig` that differ from the run's recipe, such as `beam=1`.
+
+    Returns:
+        The translator, with the decoding settings of the run's recipe.
+
+    Raises:
+        StorageError: The directory holds no model, another model's tokenizer, or a damaged file.
     """
     directory = meant_by(Path(directory))
     if (directory / ONNX).is_file():
-        raise StorageError(f"{directory}: an ONNX export, not a run; load it with reluformer.integrations.onnx.load")
+        raise StorageError(f"{directory}: an ONNX export, not a run; reluformer.load opens it")
     refuse_folder_of_runs(directory)
     model = ReLUFormer.load(directory)
-    if not (directory / "tokenizer.json").is_file():
+    home = _home_of_tokenizer(directory)
+    if not (home / "tokenizer.json").is_file():
         raise StorageError(
             f"{directory}: holds a model but no tokenizer.json; copy tokenizer.json and tokenizer.meta.json from the "
             "run or the prepared data that the model was trained with"
         )
-    tokenizer = Tokenizer.load(directory)
+    tokenizer = Tokenizer.load(home)
     if tokenizer.vocab_size != model.config.vocab_size:
         raise StorageError(
             f"{directory}: the tokenizer has {tokenizer.vocab_size} entries, the model {model.config.vocab_size}; "
@@ -52,11 +87,23 @@ def load(directory: str | Path, device: str | torch.device = "cpu", **decoding: 
             f"{directory}: this is not the tokenizer that the model was trained with; copy tokenizer.json and "
             "tokenizer.meta.json from the model's own run"
         )
-    return Translator(model.to(device).eval(), tokenizer, _decoding_of(directory).replace(**decoding))
+    return Translator(model.to(device).eval(), tokenizer, _decoding_config(home).replace(**decoding))
 
 
 class Translator:
-    """Translates documents; make one with `reluformer.load`."""
+    """A translator of texts and documents.
+
+    Args:
+        model: The model, or a stepper that decodes without one, such as that of an ONNX export.
+        tokenizer: The tokenizer that the model was trained with.
+        config: How to search; by default `DecodingConfig()`.
+
+    Example:
+        >>> import reluformer as rf
+        >>> translator = rf.load("runs/demo")  # doctest: +SKIP
+        >>> translator.translate(["The lamp is new. It is big."])  # doctest: +SKIP
+        ['Die Lampe ist neu. Sie ist groß.']
+    """
 
     def __init__(
         self, model: ReLUFormer | AnyStepper, tokenizer: Tokenizer, config: DecodingConfig | None = None
@@ -67,7 +114,7 @@ class Translator:
 
     @property
     def model(self) -> ReLUFormer:
-        """The PyTorch model, which an exported translator does not have."""
+        """The PyTorch model; an ArgumentError for an ONNX export, which has none."""
         if not isinstance(self.stepper, ModelStepper):
             raise ArgumentError(
                 "an exported model only translates; to score, inspect or train, load the run that it was exported from"
@@ -102,10 +149,19 @@ class Translator:
         format: str | TextFormat = "plain",
         progress: ReportProgress | None = None,
     ) -> list[str] | list[list[str]]:
-        """Each text translated, everything that is no sentence as it was.
+        """Translates texts. Everything that is no sentence stays as it is.
 
-        With `n_best`, a list of so many translations for each text, best first. `format`
-        is a name of `data.formats` or a format object.
+        Args:
+            texts: The texts, each of any length.
+            n_best: The number of translations of each text; None for the best one alone.
+            format: The name of a text format, such as "markdown", or a format object.
+            progress: Is called with the number of translated sentences and the number of all.
+
+        Returns:
+            A translation of each text; with `n_best`, a list of them, best first.
+
+        Raises:
+            ArgumentError: `texts` is a single string.
         """
         _refuse_single("translate", texts)
         layout = formats.get(format) if isinstance(format, str) else format
@@ -120,31 +176,39 @@ class Translator:
     def translate_documents(
         self, documents: Sequence[Sentences], progress: ReportProgress | None = None
     ) -> list[list[str]]:
-        """Documents that are split into sentences already; one sentence out for each one in."""
+        """Translates documents that are lists of sentences; every sentence becomes exactly one sentence."""
         return [list(best[0].sentences) for best in self.translate_n_best(documents, 1, progress)]
 
     def translate_n_best(
         self, documents: Sequence[Sentences], n: int, progress: ReportProgress | None = None
     ) -> list[list[Translation]]:
-        """The n best translations of each document with their scores; the beam is at least n wide."""
+        """Returns the n best translations of each document with their scores; the beam is at least n wide."""
         for document in documents:
             _refuse_single("translate_documents", document)
         config = self.config.replace(n_best=n, beam=max(n, self.config.beam))
-        return passages.translate_documents(self.stepper, self.tokenizer, documents, config, progress)
+        return translate_documents(self.stepper, self.tokenizer, documents, config, progress)
 
     def stream(self, document: str | Sentences) -> Iterator[str]:
-        """The sentences of one document, each translated as soon as it is settled.
+        """Yields the translated sentences of one document, each as soon as nothing can change it.
 
-        The same sentences as `translate_documents` gives. A plain text is split first.
+        They are the sentences of `translate_documents`.
+
+        Args:
+            document: A plain text, which is split into sentences, or a list of sentences.
         """
         if isinstance(document, str):
             document, _ = formats.get("plain").parse(document)
-        return passages.stream_document(self.stepper, self.tokenizer, document, self.config)
+        return stream_document(self.stepper, self.tokenizer, document, self.config)
 
     def score(self, sources: Sequence[Sentences], targets: Sequence[Sentences]) -> list[TargetScore]:
-        """How likely each target document is given its source, by token and by sentence.
+        """Scores given translations: how likely the model finds each target given its source.
 
-        Both are documents as lists of sentences, read in one piece whatever their length.
+        Args:
+            sources: Documents, each a list of sentences. A document is read in one piece, however long it is.
+            targets: Their translations, in the same form.
+
+        Returns:
+            The log-probabilities of each target, by token and by sentence.
         """
         source_rows, target_rows = ([self._tokens(document) for document in side] for side in (sources, targets))
         return score_targets(self.model, source_rows, target_rows, self.config.batch_tokens)
@@ -156,49 +220,24 @@ class Translator:
         return [*tokens[:-1], END]
 
 
-def _refuse_single(method: str, given: Any) -> None:
-    if isinstance(given, str):
-        raise ArgumentError(f"{method} takes a list, got one string; write [text]")
-
-
-def _decoding_of(directory: Path) -> DecodingConfig:
-    """The decoding section of the run's recipe, with the window that the model was trained on."""
-    path = directory / RECIPE
-    if not path.is_file():
-        return DecodingConfig()
-    try:
-        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
-        section = dict(recipe.get("decoding") or {})
-        trained = recipe["data"].get("segments", {}).get("segment_tokens")
-    except (OSError, ValueError, yaml.YAMLError, AttributeError, KeyError, TypeError):
-        raise StorageError(f"{path}: damaged, not a recipe; delete it to translate with default settings") from None
-    try:
-        config = DecodingConfig.parse(section, where=f"{path}: decoding")
-        return config.replace(window_tokens=trained) if config.window_tokens is None else config
-    except ConfigError as error:
-        raise StorageError(str(error)) from None
-
-
-@dataclass(frozen=True)
-class TargetScore:
-    """Log-probabilities of a target given its source."""
-
-    tokens: tuple[float, ...]
-    """Of each token given those before it, the end included."""
-    sentences: tuple[float, ...]
-    """Of each sentence with the separator or end behind it."""
-
-    @property
-    def total(self) -> float:
-        """Of the whole target."""
-        return sum(self.tokens)
-
-
 @torch.inference_mode()
 def score_targets(
     model: ReLUFormer, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], batch_tokens: int = 8192
 ) -> list[TargetScore]:
-    """The log-probability of each target given its source; both with their end tokens."""
+    """Scores targets given their sources (forced decoding).
+
+    Args:
+        model: The model.
+        sources: The token ids of each source, with its end token.
+        targets: The token ids of each target, with its end token.
+        batch_tokens: The most tokens of a batch, padding included.
+
+    Returns:
+        The log-probabilities of each target.
+
+    Raises:
+        ArgumentError: The numbers of sources and targets differ, or a target lacks its end token.
+    """
     if len(sources) != len(targets):
         raise ArgumentError(f"{len(sources)} sources but {len(targets)} targets; give one target for each source")
     for number, target in enumerate(targets):
@@ -212,7 +251,7 @@ def score_targets(
         batch, order = order[:count], order[count:]
         rows = _score_batch(model, [sources[number] for number in batch], [targets[number] for number in batch])
         scores.update(zip(batch, rows, strict=True))
-    return [scores[number] for number in range(len(sizes))]
+    return [scores[number] for number in range(len(targets))]
 
 
 def _score_batch(
@@ -235,3 +274,33 @@ def _target_score(target: Sequence[int], values: Sequence[float]) -> TargetScore
         if token == SEPARATOR:
             sentences.append(0.0)
     return TargetScore(tuple(values[: len(target)]), tuple(sentences))
+
+
+def _refuse_single(method: str, given: Any) -> None:
+    if isinstance(given, str):
+        raise ArgumentError(f"{method} takes a list, got one string; write [text]")
+
+
+def _home_of_tokenizer(directory: Path) -> Path:
+    """Returns where the tokenizer and the recipe of a model are: beside it, or in the run above an older `best/`."""
+    run = directory.parent
+    is_older_best = directory.name == "best" and not (directory / "tokenizer.json").is_file()
+    return run if is_older_best and (run / RECIPE).is_file() else directory
+
+
+def _decoding_config(directory: Path) -> DecodingConfig:
+    """Returns the decoding section of the run's recipe, with the window that the model was trained on."""
+    path = directory / RECIPE
+    if not path.is_file():
+        return DecodingConfig()
+    try:
+        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+        section = dict(recipe.get("decoding") or {})
+        trained = recipe["data"].get("segments", {}).get("segment_tokens")
+    except (OSError, ValueError, yaml.YAMLError, AttributeError, KeyError, TypeError):
+        raise StorageError(f"{path}: damaged, not a recipe; delete it to translate with default settings") from None
+    try:
+        config = DecodingConfig.parse(section, where=f"{path}: decoding")
+        return config.replace(window_tokens=trained) if config.window_tokens is None else config
+    except ConfigError as error:
+        raise StorageError(str(error)) from None

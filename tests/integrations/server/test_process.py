@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from reluformer import load
 from reluformer.errors import ArgumentError
 from reluformer.integrations.server.limits import Limits
 from reluformer.integrations.server.model_registry import ModelRegistry
-from reluformer.translation.translator import load
 
 BODY = json.dumps({"q": "A dog ran home. " * 40, "source": "en", "target": "de"}).encode()
 

@@ -31,8 +31,7 @@ from reluformer.integrations.onnx.runtime import OnnxStepper
 from reluformer.models.encoder_decoder import Encoded, ReLUFormer
 from reluformer.translation.runs import RECIPE
 from reluformer.translation.stepper import evaluating
-from reluformer.translation.translator import Translator
-from reluformer.translation.translator import load as load_run
+from reluformer.translation.translator import Translator, load_run
 
 OPSETS = range(18, 24)
 """The first is what torch's exporter writes without converting, and what most tests use; every export is compared

@@ -26,7 +26,7 @@ from reluformer.integrations.transformers.modeling import ReLUFormerConfig, ReLU
 from reluformer.integrations.transformers.tokenization import ReLUFormerTokenizer
 from reluformer.models import storage
 from reluformer.translation.runs import RECIPE
-from reluformer.translation.translator import load
+from reluformer.translation.translator import load_run
 
 
 def export_run(run: Path, out: Path, *, force: bool = False) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def export_run(run: Path, out: Path, *, force: bool = False) -> dict[str, Any]:
     Raises:
         StorageError: The run cannot be loaded, or `out` cannot be written.
     """
-    found = load(run)
+    found = load_run(run)
     languages = _languages(run)
     config = ReLUFormerConfig.from_model_config(
         found.model.config,
@@ -83,7 +83,7 @@ def import_run(source: Path, out: Path, *, force: bool = False) -> dict[str, Any
         _copy_recipe(source, directory)
         network = model.config.to_model_config()
         storage.save(directory, network, model.model.state_dict(), tokenizer.own.fingerprint)
-        load(directory)  # every check that a run has to pass
+        load_run(directory)  # every check that a run has to pass
     return {"source": str(source), "out": str(out), "to": "run", **_facts(model.model, out)}
 
 
