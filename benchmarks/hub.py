@@ -92,7 +92,7 @@ def passes(shape: Shape, rule: str, length: int, layers: int, trains: bool) -> d
     def direct() -> None:
         for _ in range(layers):
             keys, values = (x if group == 1 else x.repeat_interleave(group, 1) for x in (k, v))
-            finish(rf.read(q, keys, values, rule, shape.causal, padding))
+            finish(rf.read(q, keys, values, rule, causal=shape.causal, key_mask=padding))
 
     return {"direct": direct, "interface": interface}
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from reluformer.kernels import RowKeyBias as RowKeyBias
     from reluformer.loading import load as load
     from reluformer.memory import read as read
+    from reluformer.memory import weights as weights
     from reluformer.models.config import ModelConfig as ModelConfig
     from reluformer.models.encoder_decoder import ReLUFormer as ReLUFormer
     from reluformer.translation.recipe import Recipe as Recipe
@@ -35,6 +36,7 @@ _HOME = {
     "load": "reluformer.loading",
     "read": "reluformer.memory",
     "train": "reluformer.translation.task",
+    "weights": "reluformer.memory",
 }
 _MODULES = (
     "config",

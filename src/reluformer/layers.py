@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from reluformer import memory
-from reluformer.kernels import cpu
 from reluformer.memory import RowStats
-from reluformer.rules import OutputNorm, Pointwise, ReluPlain, RowCentered, Rowwise, Rule
+from reluformer.rules import OutputNorm, Pointwise, Rule
 
 SublayerOutput = tuple[Tensor, RowStats | None]
 
@@ -94,31 +93,16 @@ class FeedForward(nn.Module):
 
     def weights(self, x: Tensor) -> Tensor:
         """The weight of each slot, (..., T, slots); for telemetry and tests."""
-        return self.rule.weights(self.keys(x), self._n(x), None)
+        n = torch.full((), float(self.slots), dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
+        return self.rule.weights(self.keys(x), n, None)
 
     def forward(self, x: Tensor) -> SublayerOutput:
-        scores = self.keys(x)
-        row_scale = None
-        if isinstance(self.rule, Pointwise):
-            activations = self.rule.activations(scores, self._n(x), None)
-            row_scale = self.rule.row_scale(self._n(x))
-        else:
-            activations = self.rule.weights(scores, self._n(x), None)
-        if row_scale is None:
-            return self.norm(self._read_values(activations)), None
-        read = F.linear(activations, self.values.weight) * row_scale
-        return self.norm(read if self.values.bias is None else read + self.values.bias), None
-
-    def _read_values(self, activations: Tensor) -> Tensor:
-        """values(activations); for a few rows at inference, only the values of slots that fired."""
-        matrix, bias = self.values.weight, self.values.bias
-        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-        known = type(self.rule) is ReluPlain and not self.training and not traced
-        trains = torch.is_grad_enabled() and matrix.requires_grad
-        if not known or trains or matrix.is_inference() or not cpu.gathering_pays(activations, matrix.size(0)):
-            return F.linear(activations, matrix, bias)
-        read = cpu.gather_values(activations, self._value_rows())
-        return read if bias is None else read + bias
+        """Read the slots for each of x (..., T, D); there are no row statistics."""
+        matrix = self.values.weight
+        needs_gradient = self.training or (torch.is_grad_enabled() and matrix.requires_grad)
+        rows = None if needs_gradient or matrix.is_inference() else self._value_rows
+        read = memory.read_learned(self.keys(x), matrix, self.rule, bias=self.values.bias, value_rows=rows)
+        return self.norm(read), None
 
     def _value_rows(self) -> Tensor:
         """The values, a row each: a transposed copy of the matrix, kept until the matrix changes.
@@ -134,10 +118,6 @@ class FeedForward(nn.Module):
     def train(self, mode: bool = True) -> FeedForward:
         self._rows = None
         return super().train(mode)
-
-    def _n(self, x: Tensor) -> Tensor:
-        """Every query sees all slots; a scalar, so that it decides no dtype."""
-        return torch.full((), float(self.slots), dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
 
 
 class TokenSlots(NamedTuple):
@@ -206,8 +186,10 @@ class TokenRead(nn.Module):
     def forward(self, q: Tensor, slots: TokenSlots, stats: bool = False) -> SublayerOutput:
         keys, values, key_mask = slots
         if stats:
-            return memory.read(q, keys, values, self.rule, self.causal, key_mask, bias=self.bias, return_stats=True)
-        return memory.read(q, keys, values, self.rule, self.causal, key_mask, bias=self.bias), None
+            return memory.read(
+                q, keys, values, self.rule, causal=self.causal, key_mask=key_mask, bias=self.bias, return_stats=True
+            )
+        return memory.read(q, keys, values, self.rule, causal=self.causal, key_mask=key_mask, bias=self.bias), None
 
 
 class Attention(nn.Module):
@@ -222,7 +204,7 @@ class Attention(nn.Module):
         self.heads = heads
         self.query = nn.Linear(width, width)
         self.key_value = nn.Linear(width, 2 * width)
-        takes_offset = learn_offset and not isinstance(rule, Rowwise | RowCentered)
+        takes_offset = learn_offset and not rule.shift_invariant
         self.read = TokenRead(rule, causal, nn.Parameter(torch.zeros(heads)) if takes_offset else None)
         self.norm = _OUTPUT_NORMS[rule.output_norm](width)
         self.output = nn.Linear(width, width)
@@ -285,8 +267,7 @@ class Attention(nn.Module):
 
     def inverse_gamma(self) -> Tensor:
         """gamma as a factor on the queries: activate(s) / gamma = activate(s / gamma^(1/k))."""
-        assert self.log_gamma is not None and isinstance(self.read.rule, Pointwise)
-        assert self.read.rule.homogeneity is not None
+        assert self.log_gamma is not None and self.read.rule.homogeneity is not None
         return torch.exp(-self.log_gamma / self.read.rule.homogeneity)[:, None, None]
 
     def _split(self, x: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ A query that sees nothing reads zero.
 from __future__ import annotations
 
 import math
-from typing import Literal, overload
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -25,8 +26,10 @@ from reluformer.errors import ArgumentError
 from reluformer.kernels import Bias, RowKeyBias, RowStats, Visibility, reference
 from reluformer.rules import Rule
 
-__all__ = ["RowKeyBias", "RowStats", "read", "weights"]
+__all__ = ["RowKeyBias", "RowStats", "RuleSpec", "read", "read_learned", "weights"]
 
+RuleSpec = str | Mapping[str, Any] | Rule
+"""A rule by name, as a mapping `{"name": ..., option: ...}`, or itself."""
 
 _AXES = {"bias.rows": "(B, H, Tq)", "bias.keys": "(B, H, Tk)", "bias": "(B, H, Tq, Tk)", "mask": "(B, H, Tq, Tk)"}
 
@@ -36,7 +39,8 @@ def read(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    rule: str | Rule = ...,
+    rule: RuleSpec = ...,
+    *,
     causal: bool = ...,
     key_mask: Tensor | None = ...,
     mask: Tensor | None = ...,
@@ -52,14 +56,14 @@ def read(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    rule: str | Rule = ...,
+    rule: RuleSpec = ...,
+    *,
     causal: bool = ...,
     key_mask: Tensor | None = ...,
     mask: Tensor | None = ...,
     bias: Bias | None = ...,
     scale: float | None = ...,
     impl: str = ...,
-    *,
     return_stats: Literal[True],
 ) -> tuple[Tensor, RowStats]: ...
 
@@ -68,7 +72,8 @@ def read(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    rule: str | Rule = "relu",
+    rule: RuleSpec = "relu",
+    *,
     causal: bool = False,
     key_mask: Tensor | None = None,
     mask: Tensor | None = None,
@@ -77,14 +82,38 @@ def read(
     impl: str = "auto",
     return_stats: bool = False,
 ) -> Tensor | tuple[Tensor, RowStats]:
-    """(B,H,Tq,d), (B,H,Tk,d), (B,H,Tk,dv) -> (B,H,Tq,dv).
+    """Read a key-value memory: one weighted sum of values for each query.
 
-    key_mask (B,Tk) and mask (broadcasts to (B,H,Tq,Tk)) are boolean, True = visible.
-    bias is added to the scores and broadcasts likewise, or is a RowKeyBias(rows, keys), which
-    adds rows_i + keys_j; it never changes visibility.
-    scale defaults to 1/sqrt(d). In a causal read with Tq < Tk the queries are the last
-    Tq positions. With return_stats, also per row: row_sum, entropy, zero_fraction and
-    n_visible. The output norm of `rela` and `softmax_ln` is the layer's, not applied here.
+    Args:
+        q: queries, (B, H, Tq, d).
+        k: keys of the slots, (B, H, Tk, d).
+        v: values of the slots, (B, H, Tk, dv).
+        rule: how scores become weights: a name (`rules.names()`), a mapping `{"name": ..., option: ...}`, or a rule.
+        causal: query i sees no slot after its own position; with Tq < Tk the queries are the last Tq positions.
+        key_mask: boolean (B, Tk), True where a slot is visible.
+        mask: boolean, broadcasts to (B, H, Tq, Tk), True where a slot is visible.
+        bias: added to the scores and never changes visibility; broadcasts to (B, H, Tq, Tk), or is a `RowKeyBias`.
+        scale: the factor of the scores; the default is 1 / sqrt(d).
+        impl: the implementation: "auto" (the fastest that can do it), "reference", "sdpa", "cpu" or "triton".
+        return_stats: whether to return the row statistics as well.
+
+    Returns:
+        What was read, (B, H, Tq, dv); with `return_stats` also a `RowStats` of tensors (B, H, Tq). The output norm of
+        `rela` and `softmax_ln` belongs to the layer and is not applied here.
+
+    Raises:
+        ArgumentError: an argument does not fit the others, or `impl` cannot do this read.
+        UnknownNameError: there is no rule or no implementation of that name.
+
+    Example:
+        >>> q = torch.tensor([[[[1.0]]]])
+        >>> k = torch.tensor([[[[2.0], [-1.0]]]])
+        >>> v = torch.tensor([[[[10.0], [20.0]]]])
+        >>> read(q, k, v, rule="relu", scale=1.0)
+        tensor([[[[20.]]]])
+        >>> out, stats = read(q, k, v, rule="relu", scale=1.0, return_stats=True)
+        >>> stats.zero_fraction.item()
+        0.5
     """
     rule = rules.get(rule)
     visibility = _checked(q, k, v, causal, key_mask, mask, bias)
@@ -99,18 +128,74 @@ def read(
 def weights(
     q: Tensor,
     k: Tensor,
-    rule: str | Rule = "relu",
+    rule: RuleSpec = "relu",
+    *,
     causal: bool = False,
     key_mask: Tensor | None = None,
     mask: Tensor | None = None,
     bias: Bias | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, RowStats]:
-    """The weights (B,H,Tq,Tk) that `read` would use, and their statistics."""
+    """Return the weights that `read` would use, as a dense tensor, and their statistics.
+
+    Args:
+        q: queries, (B, H, Tq, d).
+        k: keys of the slots, (B, H, Tk, d).
+        rule: a name, a mapping or a rule, as in `read`.
+        causal: as in `read`.
+        key_mask: as in `read`.
+        mask: as in `read`.
+        bias: as in `read`.
+        scale: as in `read`.
+
+    Returns:
+        The weights (B, H, Tq, Tk), exactly 0 at hidden slots, and their `RowStats`.
+
+    Raises:
+        ArgumentError: an argument does not fit the others.
+        UnknownNameError: there is no rule of that name.
+
+    Example:
+        >>> q = torch.tensor([[[[1.0]]]])
+        >>> k = torch.tensor([[[[2.0], [-1.0]]]])
+        >>> found, stats = weights(q, k, "relu_plain", scale=1.0)
+        >>> found
+        tensor([[[[2., 0.]]]])
+    """
     rule = rules.get(rule)
     visibility = _checked(q, k, k, causal, key_mask, mask, bias)
     scale = 1 / math.sqrt(max(q.size(-1), 1)) if scale is None else scale
     return reference.weights(q, k, rule, visibility, bias, scale)
+
+
+def read_learned(
+    scores: Tensor,
+    values: Tensor,
+    rule: RuleSpec = "relu_plain",
+    *,
+    bias: Tensor | None = None,
+    value_rows: Callable[[], Tensor] | None = None,
+) -> Tensor:
+    """Read slots that were learned: rule(scores) V^T + bias, the second half of a feed-forward layer.
+
+    `read` with every slot visible is its specification; two dense products compute it faster than any tiled read.
+
+    Args:
+        scores: of each query against the learned keys, (..., slots).
+        values: (width, slots), as `nn.Linear` stores them.
+        rule: a name, a mapping or a rule, as in `read`.
+        bias: (width,), added to what was read.
+        value_rows: returns the values as contiguous rows (slots, width). Pass it where no gradient is needed: a read
+            of few rows with many zeros then touches only the values of slots that fired.
+
+    Returns:
+        What was read, (..., width).
+
+    Example:
+        >>> read_learned(torch.tensor([[2.0, -1.0]]), torch.tensor([[10.0, 20.0]]))
+        tensor([[20.]])
+    """
+    return kernels.read_learned(scores, values, rules.get(rule), bias, value_rows)
 
 
 def _checked(
@@ -122,7 +207,7 @@ def _checked(
     mask: Tensor | None,
     bias: Bias | None,
 ) -> Visibility:
-    """Refuse what does not fit, naming the argument and the fix."""
+    """Return the visibility, or raise an error that names the argument and the fix."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.ndim != 4:
             raise ArgumentError(

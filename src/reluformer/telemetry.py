@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from reluformer import memory
 from reluformer.errors import ArgumentError
-from reluformer.kernels.statistics import RowStats, row_stats
+from reluformer.kernels.reference import RowStats, row_stats
 from reluformer.layers import Attention, FeedForward, Sublayer, TokenRead, TokenSlots
 
 ONE_IN = 500

@@ -1,19 +1,35 @@
-"""Implementations of one read, and the one place that picks among them."""
+"""Implementations of one read, and the choice among them.
+
+`run` reads any memory and `read_learned` one whose slots were learned. Both match on the `rules.Formula` of the rule:
+what has none, or one that an implementation does not know, is read by the reference.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from reluformer.errors import ArgumentError, UnknownNameError, nearest
 from reluformer.kernels import cpu, reference, sdpa, triton
-from reluformer.kernels.bias import Bias, RowKeyBias
-from reluformer.kernels.centering import centring_bias
-from reluformer.kernels.statistics import RowStats
-from reluformer.kernels.visibility import Visibility
-from reluformer.rules import RowCentered, Rule
+from reluformer.kernels.moments import level_bias
+from reluformer.kernels.operands import Bias, RowKeyBias, Visibility
+from reluformer.kernels.reference import RowStats
+from reluformer.rules import Formula, Pointwise, Rule, formula_of
 
-__all__ = ["IMPLEMENTATIONS", "Bias", "RowKeyBias", "RowStats", "Visibility", "availability", "fastest", "run"]
+__all__ = [
+    "IMPLEMENTATIONS",
+    "Bias",
+    "RowKeyBias",
+    "RowStats",
+    "Visibility",
+    "availability",
+    "fastest",
+    "read_learned",
+    "run",
+]
 
 IMPLEMENTATIONS = ("auto", "reference", "sdpa", "cpu", "triton")
 
@@ -29,41 +45,123 @@ def run(
     scale: float,
     stats: bool,
 ) -> tuple[Tensor, RowStats | None]:
-    """Read with `impl`; "auto" takes the fastest that can do it."""
+    """Read with `impl`.
+
+    Args:
+        impl: one of `IMPLEMENTATIONS`; "auto" takes the fastest that can do the read.
+        q: (B, H, Tq, d).
+        k: (B, H, Tk, d).
+        v: (B, H, Tk, dv).
+        rule: the rule.
+        visibility: which slots each query sees.
+        bias: a bias of the scores.
+        scale: the factor of the scores.
+        stats: whether row statistics are asked for.
+
+    Returns:
+        The read (B, H, Tq, dv), and its row statistics or None.
+
+    Raises:
+        UnknownNameError: there is no such implementation.
+        ArgumentError: the implementation cannot do this read.
+    """
     if impl not in IMPLEMENTATIONS:
         raise UnknownNameError(f"unknown impl '{impl}'; {nearest(impl, IMPLEMENTATIONS)}")
+    formula = formula_of(rule)
     chosen = fastest(q, k, v, rule, visibility, bias, stats) if impl == "auto" else impl
-    if isinstance(rule, RowCentered) and chosen in ("cpu", "triton"):
-        moved = centring_bias(q, k, rule, visibility, bias, scale)
-        if moved is not None:
-            rule, bias = rule.core, moved
+    if chosen == "reference":
+        return reference.read(q, k, v, rule, visibility, bias, scale, stats)
+    if impl != "auto" and (reason := _refusal(chosen, q, k, v, formula, visibility, bias, stats)):
+        raise ArgumentError(f"impl='{impl}' cannot read rule '{rule.name}' here: {reason}; use impl='auto'")
+    assert formula is not None
     if chosen == "sdpa":
-        if stats or not sdpa.reads(rule):
-            raise ArgumentError(
-                f"impl='sdpa' reads only softmax rules and without statistics, not rule '{rule.name}' with "
-                f"return_stats={stats}; use impl='auto'"
-            )
         return sdpa.read(q, k, v, visibility, bias, scale), None
-    read = {"cpu": cpu.read, "triton": triton.read, "reference": reference.read}[chosen]
-    return read(q, k, v, rule, visibility, bias, scale, stats)
+    if formula.level is not None and formula.level != cpu.LOG_N:
+        bias = level_bias(q, k, formula.level, visibility, bias, scale)
+        formula = formula.without_level()
+    read = cpu.read if chosen == "cpu" else triton.read
+    return read(q, k, v, formula, visibility, bias, scale, stats)
+
+
+def _refusal(
+    impl: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    formula: Formula | None,
+    visibility: Visibility,
+    bias: Bias | None,
+    stats: bool,
+) -> str | None:
+    """Return why `impl` cannot do this read, or None if it can."""
+    if impl == "sdpa":
+        return sdpa.refusal(formula, stats)
+    if impl == "cpu":
+        return cpu.refusal(q, formula, visibility, bias)
+    return triton.refusal(q, k, v, formula, visibility, bias)
 
 
 def fastest(q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None, stats: bool) -> str:
-    """The fastest implementation that can do it; those that are no operators of ONNX stay out of its graphs."""
-    if torch.onnx.is_in_onnx_export():
+    """Return the name of the fastest implementation that can do this read.
+
+    Operators that ONNX does not have stay out of its graphs, and Triton is never chosen: nobody has run it on a GPU.
+    """
+    formula = None if torch.onnx.is_in_onnx_export() else formula_of(rule)
+    if formula is None:
         return "reference"
-    if sdpa.reads(rule) and not stats:
+    if sdpa.refusal(formula, stats) is None:
         return "sdpa"
-    core = rule.core if isinstance(rule, RowCentered) and type(rule).weights is RowCentered.weights else rule
-    if cpu.pays(q, k, v, rule, visibility, stats) and cpu.refusal(q, core, visibility, bias) is None:
+    if cpu.pays(q, k, v, formula, visibility, stats) and cpu.refusal(q, formula, visibility, bias) is None:
         return "cpu"
-    if q.is_cuda and triton.refusal(q, k, v, core, visibility, bias) is None:
-        return "triton"
     return "reference"
 
 
+def read_learned(
+    scores: Tensor,
+    values: Tensor,
+    rule: Rule,
+    bias: Tensor | None = None,
+    value_rows: Callable[[], Tensor] | None = None,
+) -> Tensor:
+    """Read learned slots, all of them visible to every query: rule(scores) V^T + bias.
+
+    With every slot visible two dense products are faster than any tiled read. For a few rows with many zeros only the
+    values of slots that fired are read; that path has no gradient.
+
+    Args:
+        scores: (..., slots), against the learned keys.
+        values: (width, slots), as `nn.Linear` stores them.
+        rule: the rule.
+        bias: (width,), added to what was read.
+        value_rows: returns `values` as contiguous rows (slots, width); pass it where no gradient is needed.
+
+    Returns:
+        (..., width).
+    """
+    n = torch.full((), float(scores.size(-1)), dtype=torch.float64 if scores.dtype == torch.float64 else torch.float32)
+    if isinstance(rule, Pointwise):
+        activations, row_scale = rule.activations(scores, n, None), rule.row_scale(n)
+    else:
+        activations, row_scale = rule.weights(scores, n, None), None
+    if row_scale is not None:
+        read = F.linear(activations, values) * row_scale
+        return read if bias is None else read + bias
+    formula = formula_of(rule)
+    gathers = value_rows is not None and formula is not None and formula.is_relu and not _traced()
+    if not gathers or not cpu.gathering_pays(activations, values.size(0)):
+        return F.linear(activations, values, bias)
+    assert value_rows is not None
+    read = cpu.gather_values(activations, value_rows())
+    return read if bias is None else read + bias
+
+
+def _traced() -> bool:
+    """Return whether a tracer records this call, so that nothing may depend on the numbers."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+
+
 def availability() -> dict[str, str]:
-    """Each implementation: what it is here, or why it cannot be used."""
+    """Return for each implementation what it is on this machine, or why it cannot be used."""
     return {
         "reference": "available: any rule, device and dtype",
         "sdpa": "available: softmax without statistics",

@@ -1,41 +1,37 @@
-"""Pointwise rules, and those divided by their row sum, through the C++ library, without ever storing the scores.
+"""Reads on a CPU through the C++ library, without ever storing the scores.
 
-The kernel is two operators of torch, `reluformer::cpu_read` and `reluformer::cpu_read_stats`,
-with fake implementations and gradients, so that torch.compile and torch.export see through it.
-The memory of both passes grows with the number of tokens, not with its square.
+The kernel reads every rule whose `rules.Formula` has an activation that the library knows (`ACTIVATIONS`). Its memory
+grows with the number of tokens in both passes, not with the square of it.
+
+How an operator is wired. `kernels.run` asks `refusal` (can this read be done?) and for `impl="auto"` also `pays` (is
+it faster here?), turns the level of a row into a bias of the row, and calls `read`. That splits the bias, makes the
+numbers of the formula (`native_formula`) and calls an operator of torch: `reluformer::cpu_read`, or
+`reluformer::cpu_read_stats` with row statistics. An operator has a schema (`torch.library.define`), a kernel that packs
+the fields of a C struct and calls the library (`_forward`, `_backward`), a fake kernel that only allocates
+(`_fake_...`), and a gradient (`_save`, `_gradients`), so that torch.compile and torch.export see through it. Another
+path through the library needs a schema, a kernel and a fake kernel at the end of this file, a function in
+native/library.py, and a line in `read` that chooses it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from reluformer.errors import ArgumentError
-from reluformer.kernels import bias as biases
-from reluformer.kernels.bias import Bias
 from reluformer.kernels.native import library
 from reluformer.kernels.native.library import NOTHING, Library, LibraryError, packed_rows, tensor3, tensor4
-from reluformer.kernels.statistics import RowStats
-from reluformer.kernels.visibility import Visibility
-from reluformer.rules import (
-    RectifiedExp,
-    Rela,
-    Relu,
-    Relu2,
-    ReluPlain,
-    ReluSeqlen,
-    RowCentered,
-    RowNormalized,
-    Rule,
-    Sigmoid,
-)
+from reluformer.kernels.operands import Bias, Visibility, row_and_key_parts
+from reluformer.kernels.reference import RowStats
+from reluformer.rules import Formula, Level
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-RELU, RELU_SQUARED, SIGMOID, RELU_EXP = range(4)
+ACTIVATIONS = {"relu": 0, "relu_squared": 1, "sigmoid": 2, "rectified_exp": 3}
+"""The numbers of `enum Activation` in native/problem.h."""
+LOG_N = Level(growth=1.0)
+"""The level that the library computes by itself."""
 
 # Where the kernel overtakes the reference: `python benchmarks/crossover.py` measures it anew.
 SCORES = 2**18
@@ -66,42 +62,38 @@ _library, _missing = _load()  # once, at import: a compiler that traces a read m
 
 
 def unavailable() -> str | None:
-    """Why the kernel cannot be used here; None where it can."""
+    """Return why the kernel cannot be used on this machine, or None if it can."""
     return _missing
 
 
 def loaded() -> Library:
-    """The library; ask `unavailable` before."""
+    """Return the library; ask `unavailable` before."""
     assert _library is not None, _missing
     return _library
 
 
-class Formula(NamedTuple):
-    """act(s) * factor * n^-exponent, divided by delta + its row sum where delta >= 0."""
+class NativeFormula(NamedTuple):
+    """A formula as the C++ library takes it: the last operands of the operators, in this order."""
 
     activation: int
-    factor: float = 1.0
-    exponent: float = 0.0
-    delta: float = -1.0
+    log_n: bool
+    """Whether log n is taken off the scores."""
+    factor: float
+    exponent: float
+    delta: float
+    """Negative where the weights are not divided."""
 
 
-def formula(rule: Rule) -> Formula | None:
-    """What the kernel computes for `rule`; None where it cannot, as for a subclass that may mean anything."""
-    if isinstance(rule, RowNormalized) and type(rule).weights is RowNormalized.weights:
-        inner = formula(rule.inner)
-        return None if inner is None else Formula(inner.activation, inner.factor, inner.exponent, rule.delta)
-    kind = type(rule)
-    if kind is ReluPlain or kind is Rela:
-        return Formula(RELU)
-    if kind is Relu:
-        return Formula(RELU, math.sqrt(2) / cast(Relu, rule).gamma, 0.5)
-    if kind is ReluSeqlen:
-        return Formula(RELU, 1.0, cast(ReluSeqlen, rule).alpha)
-    if kind is Relu2:
-        return Formula(RELU_SQUARED, math.sqrt(2 / 3) / cast(Relu2, rule).gamma, 0.5)
-    if kind is RectifiedExp:
-        return Formula(RELU_EXP)
-    return Formula(SIGMOID) if kind is Sigmoid else None
+def native_formula(formula: Formula) -> NativeFormula | None:
+    """Return the numbers of `formula` for the library, or None if it has no such activation.
+
+    A level that is not log n itself is a bias of the rows, which `kernels.run` adds.
+    """
+    activation = ACTIVATIONS.get(formula.activation)
+    if activation is None:
+        return None
+    delta = -1.0 if formula.delta is None else formula.delta
+    return NativeFormula(activation, formula.level == LOG_N, formula.factor, formula.exponent, delta)
 
 
 def description() -> str:
@@ -113,8 +105,8 @@ def description() -> str:
     return f"available: {library.PATHS[found.path]} instructions, {threads}, products of its own"
 
 
-def refusal(q: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None) -> str | None:
-    """Why this read cannot go through the kernel; None where it can."""
+def refusal(q: Tensor, formula: Formula | None, visibility: Visibility, bias: Bias | None) -> str | None:
+    """Return why this read cannot go through the kernel, or None if it can."""
     if reason := unavailable():
         return reason
     if q.device.type != "cpu":
@@ -123,19 +115,19 @@ def refusal(q: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None) ->
         return f"it computes in float32, not {q.dtype}"
     if visibility.mask is not None:
         return "it takes causal and key_mask, but no dense mask"
-    if biases.parts(bias, visibility.slots) is None:
+    if row_and_key_parts(bias, visibility.slots) is None:
         return "it takes a key bias (..., 1, Tk), a row bias (..., Tq, 1) or a RowKeyBias, but no dense bias"
-    if formula(rule) is None:
-        return f"rule '{rule.name}' is not one of its formulas"
+    if formula is None or native_formula(formula) is None:
+        return f"the rule is not one of its formulas; it knows the activations {', '.join(ACTIVATIONS)}"
     return None
 
 
-def pays(q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility, stats: bool) -> bool:
-    """Whether the kernel is expected to beat the reference; see the constants."""
+def pays(q: Tensor, k: Tensor, v: Tensor, formula: Formula, visibility: Visibility, stats: bool) -> bool:
+    """Return whether the kernel is expected to beat the reference; see the constants."""
     if q.device.type != "cpu" or unavailable():
         return False
     hidden = not visibility.everything
-    if isinstance(rule, RowCentered):
+    if formula.centred:
         return visibility.queries >= max(CENTRED, q.size(-1)) * (1 if hidden else 2)
     scores = q.size(0) * q.size(1) * visibility.queries * visibility.slots
     if visibility.queries <= FEW:
@@ -145,12 +137,20 @@ def pays(q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility, st
 
 
 def read(
-    q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None, scale: float, stats: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    formula: Formula,
+    visibility: Visibility,
+    bias: Bias | None,
+    scale: float,
+    stats: bool,
 ) -> tuple[Tensor, RowStats | None]:
-    """(B,H,Tq,d), (B,H,Tk,d), (B,H,Tk,dv) -> (B,H,Tq,dv), and the row statistics if asked."""
-    if reason := refusal(q, rule, visibility, bias):
-        raise ArgumentError(f"impl='cpu' cannot do this read: {reason}; use impl='auto'")
-    known, split = formula(rule), biases.parts(bias, visibility.slots)
+    """Read (B,H,Tq,d), (B,H,Tk,d), (B,H,Tk,dv) -> (B,H,Tq,dv), with the row statistics if `stats`.
+
+    The formula has no level, or one that is log n itself.
+    """
+    known, split = native_formula(formula), row_and_key_parts(bias, visibility.slots)
     assert known is not None and split is not None
     batch, heads, queries, _ = q.shape
     row_bias, key_bias = (
@@ -168,7 +168,7 @@ def read(
 
 
 def gathering_pays(weights: Tensor, width: int) -> bool:
-    """Whether `gather_values` is expected to beat a dense product with values (slots, width)."""
+    """Return whether `gather_values` is expected to beat a dense product with values (slots, width)."""
     if unavailable() or weights.device.type != "cpu" or weights.dtype != torch.float32 or weights.requires_grad:
         return False
     slots = weights.size(-1)
@@ -178,9 +178,9 @@ def gathering_pays(weights: Tensor, width: int) -> bool:
 
 
 def gather_values(weights: Tensor, values: Tensor) -> Tensor:
-    """weights (..., slots) @ values (slots, width), contiguous, reading only the values of slots that fired.
+    """Multiply weights (..., slots) with values (slots, width), touching only the values of slots that fired.
 
-    The second product of a feed-forward memory; without gradient.
+    This is the second product of a read of learned slots, without gradient. Both tensors are float32.
     """
     rows = weights.reshape(-1, weights.size(-1)).contiguous()
     out = torch.empty(rows.size(0), values.size(1))
@@ -199,7 +199,7 @@ def _back(out: Tensor, v: Tensor) -> Tensor:
 # ------------------------------------------------------------------ the operators
 
 _OPERANDS = "Tensor q, Tensor k, Tensor v, Tensor? key_mask, Tensor? row_bias, Tensor? key_bias"
-_OPTIONS = "bool causal, float scale, int activation, float factor, float exponent, float delta"
+_OPTIONS = "bool causal, float scale, int activation, bool log_n, float factor, float exponent, float delta"
 _GRADIENTS = "Tensor d_out, Tensor? d_row_sum, Tensor? d_entropy, Tensor out, Tensor sums"
 torch.library.define("reluformer::cpu_read", f"({_OPERANDS}, {_OPTIONS}) -> (Tensor, Tensor)")
 torch.library.define(
@@ -225,11 +225,11 @@ def _read_fields(
 ) -> tuple[float, ...]:
     """The fields of the C struct; the caller keeps the tensors alive."""
     q, k, v, key_mask, row_bias, key_bias = operands
-    causal, scale, activation, factor, exponent, delta = options
+    causal, scale, activation, log_n, factor, exponent, delta = options
     batch, heads, queries, width = q.shape
     return (
         *(batch, heads, queries, k.size(2), width, v.size(3)),
-        *(causal, torch.get_num_threads(), loaded().path, activation, activation == SIGMOID),
+        *(causal, torch.get_num_threads(), loaded().path, activation, log_n),
         *(scale, factor, exponent, delta),
         *(*tensor4(q), *tensor4(k), *tensor4(v), *tensor4(out)),
         *((0, 0) if key_mask is None else (key_mask.data_ptr(), key_mask.stride(0))),

@@ -1,8 +1,14 @@
-"""Mean and variance of every row of scores, without the scores.
+"""Mean and variance of every row of scores, without the scores, and the level of a row made from them.
 
 For scores y_i . x_j the mean is y_i . mean(x) and the variance y_i^T cov(x) y_i: sums over slots of d and of d x d
 numbers, in a causal read up to each position. Of many slots that is far less work than the scores themselves. In
 float32 on a CPU the compiled library does it (native/moments.h), elsewhere a few products of torch.
+
+A kernel never sees a whole row of scores, so it takes the level of a row as a bias of the row:
+
+    s_ij - level_i  =  scale q_i . k_j + keys_j + rows_i        rows_i = (row part of the bias) - level_i
+
+What all scores of a row have in common is dropped where the level is centred, as it is part of the mean.
 
 Shapes: B batch, H heads, Tq queries, Tk slots, d width of x and y; C slots of a chunk, N chunks.
 """
@@ -17,19 +23,44 @@ from torch.nn import functional as F
 
 from reluformer.kernels import cpu
 from reluformer.kernels.native.library import NOTHING, packed_rows, tensor4
-from reluformer.kernels.precision import without_autocast
-from reluformer.kernels.visibility import Visibility
+from reluformer.kernels.operands import Bias, RowKeyBias, Visibility, row_and_key_parts
+from reluformer.kernels.reference import without_autocast
+from reluformer.rules import Level
 
 CHUNK = 64
 """Positions of a causal read whose products with each other are taken one by one."""
 
 
+def level_bias(q: Tensor, k: Tensor, level: Level, visibility: Visibility, bias: Bias | None, scale: float) -> Bias:
+    """Return the bias with which a formula without its level reads as it does with it.
+
+    Args:
+        q: (B, H, Tq, d).
+        k: (B, H, Tk, d).
+        level: the level of the rows.
+        visibility: causal and key_mask; no dense mask.
+        bias: None, a row bias, a key bias or both; no dense bias.
+        scale: the factor of the scores.
+    """
+    split = row_and_key_parts(bias, visibility.slots)
+    assert visibility.mask is None and split is not None
+    rows, keys = split
+    if level.centred:
+        mean, variance = row_moments(q, k, keys, visibility, scale, level.spread != 0)
+        moved = -level.of(visibility.counts().clamp_min(1).to(mean.dtype), mean, variance)
+    else:
+        exact = torch.float64 if q.dtype == torch.float64 else torch.float32
+        moved = -level.of(visibility.counts().clamp_min(1).to(exact))
+        moved = (moved if rows is None else rows + moved).expand(q.shape[:3])
+    return moved.unsqueeze(-1) if keys is None else RowKeyBias(moved, keys)
+
+
 def row_moments(
     q: Tensor, k: Tensor, keys: Tensor | None, visibility: Visibility, scale: float, with_variance: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Mean and variance of scale q_i . k_j + keys_j over the visible slots, (B, H, Tq), at least in float32.
+    """Return mean and variance of scale q_i . k_j + keys_j over the visible slots, (B, H, Tq) each.
 
-    Of a row that sees nothing they mean nothing.
+    They are at least in float32. Those of a row that sees nothing have no meaning.
     """
     with without_autocast(q):
         return _exact_moments(q, k, keys, visibility, scale, with_variance)

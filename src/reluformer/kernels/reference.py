@@ -10,22 +10,21 @@ is kept for the backward pass.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from reluformer.kernels.bias import Bias, dense_bias
-from reluformer.kernels.precision import widened, without_autocast
-from reluformer.kernels.statistics import RowStats, row_stats
-from reluformer.kernels.visibility import Visibility
-from reluformer.rules import Pointwise, RowCentered, Rule
+from reluformer.kernels.operands import Bias, Visibility, dense_bias
+from reluformer.rules import Pointwise, Rule
 
 
 def read(
     q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None, scale: float, stats: bool
 ) -> tuple[Tensor, RowStats | None]:
-    """(B,H,Tq,d), (B,H,Tk,d), (B,H,Tk,dv) -> (B,H,Tq,dv), and the row statistics if asked."""
+    """Read (B,H,Tq,d), (B,H,Tk,d), (B,H,Tk,dv) -> (B,H,Tq,dv), with the row statistics if `stats`."""
     if stats:
         dense, statistics = weights(q, k, rule, visibility, bias, scale)
         return torch.matmul(dense.to(v.dtype), v), statistics
@@ -46,7 +45,7 @@ def read(
 
 @lru_cache(maxsize=1024)
 def _uniform(rule: Pointwise, slots: int) -> tuple[Tensor, float | None]:
-    """n as a scalar tensor, which decides no dtype, and the row scale, when every row sees all slots."""
+    """Return n as a scalar tensor, which decides no dtype, and the row scale; every row sees all slots."""
     n = torch.tensor(float(max(slots, 1)), dtype=torch.float64, device="cpu")
     row_scale = rule.row_scale(n)
     return n, None if row_scale is None else float(row_scale)
@@ -55,15 +54,15 @@ def _uniform(rule: Pointwise, slots: int) -> tuple[Tensor, float | None]:
 def weights(
     q: Tensor, k: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None, scale: float
 ) -> tuple[Tensor, RowStats]:
-    """The weights themselves, (B, H, Tq, Tk), and their statistics."""
+    """Return the weights themselves, (B, H, Tq, Tk), and their statistics."""
     visible = visibility.dense()
     dense = rule.weights(_scores(q, k, bias, scale, rule), _counts(visibility, q), visible)
     return dense, row_stats(dense, visible, visibility.counts())
 
 
 def _scores(q: Tensor, k: Tensor, bias: Bias | None, scale: float, rule: Rule) -> Tensor:
-    """scale * q k^T + bias, at least in float32; where they are centred, of products in float32 as well."""
-    if isinstance(rule, RowCentered):
+    """Return scale * q k^T + bias, at least in float32; for rules of centred scores the products are, too."""
+    if rule.wide_scores:
         with without_autocast(q):
             scores = torch.matmul(widened(q) * scale, widened(k).transpose(-1, -2))
     else:
@@ -73,6 +72,81 @@ def _scores(q: Tensor, k: Tensor, bias: Bias | None, scale: float, rule: Rule) -
 
 
 def _counts(visibility: Visibility, q: Tensor) -> Tensor:
-    """n_i as the rules want it: at least 1, floating point, (..., Tq, 1)."""
+    """Return n_i as rules take it: at least 1, floating point, (..., Tq, 1)."""
     exact = torch.float64 if q.dtype == torch.float64 else torch.float32
     return visibility.counts().clamp_min(1).unsqueeze(-1).to(exact)
+
+
+def widened(x: Tensor) -> Tensor:
+    """Return `x` at least in float32: rules divide by n, which bfloat16 cannot count."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """Return a context in which products of widened tensors stay wide; autocast would round them back."""
+    kind = x.device.type
+    autocasts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if autocasts else nullcontext()
+
+
+# ------------------------------------------------------------------ statistics of a row
+
+
+class RowStats(NamedTuple):
+    """Four numbers about each row of weights, (B, H, Tq) each. The first two are differentiable.
+
+    Example:
+        >>> weights = torch.tensor([[[[1.0, 3.0, 0.0, 0.0]]]])
+        >>> stats = row_stats(weights, None, torch.tensor([4]))
+        >>> stats.row_sum.item(), stats.zero_fraction.item(), stats.n_visible.item()
+        (4.0, 0.5, 4)
+    """
+
+    row_sum: Tensor
+    """R, the sum of the weights."""
+    entropy: Tensor
+    """H = log R - (sum w log w) / R, the entropy of the weights over their sum; 0 where R = 0."""
+    zero_fraction: Tensor
+    """The share of the visible slots whose weight is exactly 0; 0 where nothing is visible."""
+    n_visible: Tensor
+    """The number of visible slots, int64."""
+
+    @property
+    def dead(self) -> Tensor:
+        """Whether a row reads nothing; boolean, (B, H, Tq)."""
+        return self.row_sum == 0
+
+
+def w_log_w(weights: Tensor) -> Tensor:
+    """Return w log w, with value and gradient 0 where w <= 0."""
+    positive = weights > 0
+    safe = torch.where(positive, weights, torch.ones_like(weights))
+    return safe * safe.log()
+
+
+def entropy_of(row_sum: Tensor, sum_w_log_w: Tensor) -> Tensor:
+    """Return log R - (sum w log w) / R; 0, with gradient 0, where R <= 0."""
+    live = row_sum > 0
+    safe = torch.where(live, row_sum, torch.ones_like(row_sum))
+    return torch.where(live, safe.log() - sum_w_log_w / safe, torch.zeros_like(row_sum))
+
+
+def row_stats(weights: Tensor, visible: Tensor | None, n_visible: Tensor) -> RowStats:
+    """Return the statistics of dense weights.
+
+    Args:
+        weights: (B, H, Tq, Tk), 0 at hidden slots.
+        visible: boolean, broadcasts to weights; None where every slot is visible.
+        n_visible: number of visible slots, broadcasts to (B, H, Tq).
+    """
+    row_sum = weights.sum(-1)
+    zeros = weights.detach() == 0
+    if visible is not None:
+        zeros = zeros & visible
+    n_visible = n_visible.expand(row_sum.shape)
+    return RowStats(
+        row_sum=row_sum,
+        entropy=entropy_of(row_sum, w_log_w(weights).sum(-1)),
+        zero_fraction=zeros.sum(-1) / n_visible.clamp_min(1),
+        n_visible=n_visible,
+    )

@@ -6,18 +6,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from reluformer.kernels.bias import Bias, dense_bias
-from reluformer.kernels.visibility import Visibility
-from reluformer.rules import Rule, Softmax
+from reluformer.kernels.operands import Bias, Visibility, dense_bias
+from reluformer.rules import Formula
 
 
-def reads(rule: Rule) -> bool:
-    """Whether `rule` is softmax, with whatever output norm; a subclass with weights of its own is not."""
-    return isinstance(rule, Softmax) and type(rule).normalize is Softmax.normalize
+def refusal(formula: Formula | None, stats: bool) -> str | None:
+    """Return why fused attention cannot do a read, or None if it can."""
+    softmax = formula is not None and formula.is_softmax
+    return None if softmax and not stats else "it reads only softmax rules, and without statistics"
 
 
 def read(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, bias: Bias | None, scale: float) -> Tensor:
-    """(B,H,Tq,d), (B,H,Tk,d), (B,H,Tk,dv) -> (B,H,Tq,dv)."""
+    """Read (B,H,Tq,d), (B,H,Tk,d), (B,H,Tk,dv) -> (B,H,Tq,dv)."""
     square_causal = visibility.hides_future and visibility.queries == visibility.slots
     if square_causal and visibility.key_mask is None and visibility.mask is None and bias is None:
         return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)

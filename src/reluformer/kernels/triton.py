@@ -1,12 +1,11 @@
-"""Additive reads on a GPU: `torch.library` operators around the tiles of `triton_tiles`.
+"""Reads on a GPU: `torch.library` operators around the tiles of `triton_tiles`.
 
-The kernels know one form of rule, u_ij = c_i a(s_ij - t_i) with an activation a, a factor and
-a shift of the row; both are computed here from n_i with the rule's own methods, and a bias of
-the rows is part of the shift. A rule that divides by its row sum is the same read with the
-division after it, so it costs no second pass.
+The kernels compute u_ij = c_i a(s_ij - t_i) with an activation a, a factor and a shift of the row. Both are
+computed here from n_i and the `rules.Formula`, and a bias of the rows is part of the shift. A rule that divides
+by its row sum is the same read with the division after it, so it costs no second pass.
 
-No GPU was at hand when this was written: it is tested under Triton's interpreter
-(TRITON_INTERPRET=1) and by compiling it for a GPU (sm_80); it has never been run on one or timed.
+These kernels are opt-in (`impl="triton"`): no GPU was at hand when they were written. They are tested under Triton's
+interpreter (TRITON_INTERPRET=1) and by compiling them for a GPU (sm_80); they have never been run on one or timed.
 """
 
 from __future__ import annotations
@@ -19,22 +18,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reluformer.errors import ArgumentError
-from reluformer.kernels.additive import divisor, taken_apart
-from reluformer.kernels.bias import Bias, parts
-from reluformer.kernels.statistics import RowStats, entropy_of
-from reluformer.kernels.visibility import Visibility
-from reluformer.rules import Pointwise, RectifiedExp, Relu2, ReluPlain, Rule, Sigmoid
+from reluformer.kernels.operands import Bias, Visibility, row_and_key_parts
+from reluformer.kernels.reference import RowStats, entropy_of
+from reluformer.rules import Formula
+from reluformer.rules.formula import divisor
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_WIDTH = 256
 _INSTALLED = find_spec("triton") is not None
-_ACTIVATIONS = {ReluPlain.activate: 0, Relu2.activate: 1, Sigmoid.activate: 2, RectifiedExp.activate: 3}
-"""By the method, so that a rule with its own row scale is read as well."""
+ACTIVATIONS = {"relu": 0, "relu_squared": 1, "sigmoid": 2, "rectified_exp": 3}
+"""The constant ACTIVATION of the kernels in `triton_tiles`."""
 
 
 def unavailable() -> str | None:
-    """Why nothing can be read here, or None."""
+    """Return why the kernels cannot be used on this machine, or None if they can."""
     if not _INSTALLED:
         return "triton is not installed: pip install 'reluformer[triton]'"
     if not torch.cuda.is_available() and not _interpreted():
@@ -42,19 +39,20 @@ def unavailable() -> str | None:
     return None
 
 
-def refusal(q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None) -> str | None:
-    """What of this read the kernels cannot do, or None."""
+def refusal(
+    q: Tensor, k: Tensor, v: Tensor, formula: Formula | None, visibility: Visibility, bias: Bias | None
+) -> str | None:
+    """Return why the kernels cannot do this read, or None if they can."""
     if (reason := unavailable()) is not None:
         return reason
     if q.device.type != "cuda" and not _interpreted():
         return f"the tensors are on device '{q.device}', not on a GPU"
     if visibility.mask is not None:
         return "a dense mask is given; causal and key_mask are what the kernels know"
-    if isinstance(bias, Tensor) and parts(bias, visibility.slots) is None:
+    if isinstance(bias, Tensor) and row_and_key_parts(bias, visibility.slots) is None:
         return f"bias has shape {tuple(bias.shape)}; it must be (..., 1, Tk), (..., Tq, 1) or a RowKeyBias"
-    additive = taken_apart(rule)
-    if additive is None or type(additive.terms).activate not in _ACTIVATIONS:
-        return f"rule '{rule.name}' is none of ReLU, its square, e^s - 1 and sigmoid with a scale of the row"
+    if formula is None or formula.activation not in ACTIVATIONS:
+        return f"the rule is not one of its formulas; it knows the activations {', '.join(ACTIVATIONS)}"
     if q.dtype not in DTYPES or not q.dtype == k.dtype == v.dtype:
         return f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; they must all be float32, bfloat16 or float16"
     if max(q.size(-1), v.size(-1)) > MAX_WIDTH:
@@ -62,34 +60,41 @@ def refusal(q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility,
     return None
 
 
-def _rows(terms: Pointwise, visibility: Visibility, bias: Tensor | None, q: Tensor) -> tuple[Tensor, Tensor]:
-    """Factor (B, Tq) and shift (B, H, Tq) of each row, from the number of slots that it sees and its bias."""
+def _rows(formula: Formula, visibility: Visibility, bias: Tensor | None, q: Tensor) -> tuple[Tensor, Tensor]:
+    """Return factor (B, Tq) and shift (B, H, Tq) of each row, from the number of slots that it sees and its bias."""
     n = visibility.counts().clamp_min(1).to(torch.float32)
-    factor = terms.row_scale(n)
-    factor = torch.ones_like(n) if factor is None else factor
-    shift = torch.log(n) if type(terms).activate is Sigmoid.activate else torch.zeros_like(n)
+    factor = formula.row_factor(n)
+    shift = torch.zeros_like(n) if formula.level is None else formula.level.of(n)
     if bias is not None:
         shift = shift - bias.to(torch.float32)
     return factor.reshape(-1, n.size(-1)).expand(q.size(0), q.size(2)), shift.expand(q.shape[:3])
 
 
 def read(
-    q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None, scale: float, stats: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    formula: Formula,
+    visibility: Visibility,
+    bias: Bias | None,
+    scale: float,
+    stats: bool,
 ) -> tuple[Tensor, RowStats | None]:
-    """(B,H,Tq,d), (B,H,Tk,d), (B,H,Tk,dv) -> (B,H,Tq,dv), and the row statistics if asked."""
-    if (reason := refusal(q, k, v, rule, visibility, bias)) is not None:
-        raise ArgumentError(f"impl='triton': {reason}; use impl='auto'")
-    additive, split = taken_apart(rule), parts(bias, visibility.slots)
-    assert additive is not None and split is not None
-    (terms, delta), (row_bias, slot_bias) = additive, split
-    factor, shift = _rows(terms, visibility, row_bias, q)
-    slot_bias = None if slot_bias is None else slot_bias.expand(k.shape[:3])
+    """Read (B,H,Tq,d), (B,H,Tk,d), (B,H,Tk,dv) -> (B,H,Tq,dv), with the row statistics if `stats`.
+
+    The level of the formula, if there is one, is not centred.
+    """
+    split = row_and_key_parts(bias, visibility.slots)
+    assert split is not None
+    row_bias, key_bias = split
+    factor, shift = _rows(formula, visibility, row_bias, q)
+    key_bias = None if key_bias is None else key_bias.expand(k.shape[:3])
     first = visibility.first_position if visibility.hides_future else -1
-    divided = delta is not None  # afterwards, so the read is not rounded before
-    options = (scale, _ACTIVATIONS[type(terms).activate], first, stats or divided, stats, divided)
-    out, row_sum, w_log_w, zeros = _read(q, k, v, visibility.key_mask, slot_bias, factor, shift, *options)
-    if delta is not None:
-        total = divisor(row_sum, delta)
+    divided = formula.delta is not None  # afterwards, so the read is not rounded before
+    options = (scale, ACTIVATIONS[formula.activation], first, stats or divided, stats, divided)
+    out, row_sum, w_log_w, zeros = _read(q, k, v, visibility.key_mask, key_bias, factor, shift, *options)
+    if formula.delta is not None:
+        total = divisor(row_sum, formula.delta)
         out = (out / total[..., None]).to(q.dtype)
         w_log_w = (w_log_w - row_sum * total.log()) / total if stats else w_log_w
         row_sum = row_sum / total

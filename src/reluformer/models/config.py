@@ -93,7 +93,7 @@ class ModelConfig(Config):
                 f"heads={self.heads} does not divide width={self.width}; use heads={near} or a multiple of "
                 f"{self.heads} as width"
             )
-        if self.learn_offset and all(isinstance(rule, rules.Rowwise | rules.RowCentered) for rule in self.rules()[1:]):
+        if self.learn_offset and all(rule.shift_invariant for rule in self.rules()[1:]):
             raise ValueError(
                 "learn_offset=true makes no difference to row-wise rules such as softmax; drop it, or choose a "
                 "pointwise rule such as relu for one of the attentions"

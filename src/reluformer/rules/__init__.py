@@ -27,7 +27,16 @@ the concatenated heads. A rule of your own is one function:
 
 from __future__ import annotations
 
-from reluformer.rules.base import OutputNorm, Pointwise, RowCentered, RowNormalized, Rowwise, Rule
+from reluformer.rules.base import (
+    Formulated,
+    OutputNorm,
+    Pointwise,
+    RowCentered,
+    RowNormalized,
+    Rowwise,
+    Rule,
+    formula_of,
+)
 from reluformer.rules.builtin import (
     Entmax15,
     RectifiedExp,
@@ -43,11 +52,16 @@ from reluformer.rules.builtin import (
     SoftmaxLN,
     Sparsemax,
 )
+from reluformer.rules.formula import Activation, Formula, Level
 from reluformer.rules.registry import ENTRY_POINT_GROUP, get, load_plugin, names, register, spec
 
 __all__ = [
     "ENTRY_POINT_GROUP",
+    "Activation",
     "Entmax15",
+    "Formula",
+    "Formulated",
+    "Level",
     "OutputNorm",
     "Pointwise",
     "RectifiedExp",
@@ -66,6 +80,7 @@ __all__ = [
     "Softmax",
     "SoftmaxLN",
     "Sparsemax",
+    "formula_of",
     "get",
     "load_plugin",
     "names",

@@ -1,42 +1,127 @@
-"""What a rule is: pointwise, row-wise, pointwise divided by its own row sum, or that of centred scores."""
+"""What a rule is: pointwise, row-wise, divided by its own row sum, of centred scores, or given by a formula."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
 from reluformer.errors import ArgumentError
+from reluformer.rules.formula import Formula, Level, sample, visible_only
 
 OutputNorm = Literal["layer_norm", "gated_rms_norm", "learned_scale"]
 
 
 @dataclass(frozen=True)
 class Rule(ABC):
-    """From scores to weights. Subclass `Pointwise` or `Rowwise`, not this."""
+    """From scores to weights. Subclass one of the classes below, not this one."""
 
     name: ClassVar[str] = ""
+    passed: ClassVar[type[Rule] | None] = None
+    """The class whose formula was last compared with its weights; a subclass inherits its parent, which is not it."""
     output_norm: ClassVar[OutputNorm | None] = None
+    """The name of the norm that a layer applies to what was read; the layer owns its parameters."""
+    shift_invariant: ClassVar[bool] = False
+    """Whether a number that is added to all scores of a row changes nothing."""
+    wide_scores: ClassVar[bool] = False
+    """Whether scores must be products in float32, even where autocast would round them."""
 
     @abstractmethod
     def weights(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
-        """Weights of the same shape as `scores`, exactly 0 where not `visible`.
+        """Turn scores into weights.
 
-        scores: (..., Tq, Tk); n: visible slots of each row, at least 1, broadcasts to
-        (..., Tq, 1); visible: boolean, broadcasts to scores, None = all.
+        Args:
+            scores: (..., Tq, Tk).
+            n: visible slots of each row, at least 1; broadcasts to (..., Tq, 1).
+            visible: boolean, broadcasts to scores; None where every slot is visible.
+
+        Returns:
+            Weights of the shape of scores, exactly 0 where a slot is hidden.
         """
+
+    def formula(self) -> Formula | None:
+        """Return the description that kernels match on, or None if only the reference can read this rule.
+
+        Kernels ask `rules.formula_of`, which compares it with `weights` first.
+        """
+        return None
+
+    @property
+    def homogeneity(self) -> int | None:
+        """k where the activation of c s is c^k times that of s for all c > 0; None where there is no such k.
+
+        A layer can then fold a learned gamma into its queries.
+        """
+        formula = formula_of(self)
+        return None if formula is None or formula.level is not None else _HOMOGENEITY.get(formula.activation)
+
+    def eased(self, progress: float) -> Self:
+        """Return the rule as training uses it at `progress` (0 to 1) of its warm-up; most rules stay as they are."""
+        return self
+
+
+_HOMOGENEITY = {"relu": 1, "relu_squared": 2}
+
+
+def formula_of(rule: Rule) -> Formula | None:
+    """Return the formula of `rule` after comparing it with the weights that the rule computes.
+
+    The comparison is made once for each rule, on a small sample with hidden slots. A subclass that changes the
+    weights but inherits a formula loses it: only the reference reads it. While torch.compile or torch.export
+    traces, nothing can be compared; then a formula counts only if a rule of the same class has passed before.
+
+    Args:
+        rule: any rule.
+
+    Returns:
+        The formula, or None where the reference alone can read the rule.
+
+    Raises:
+        ArgumentError: the class of the rule defines `formula` itself, and it disagrees with `weights`.
+
+    Example:
+        >>> from reluformer import rules
+        >>> rules.formula_of(rules.get("relu_seqlen"))
+        Formula(activation='relu', factor=1.0, exponent=1.0, delta=None, level=None, function=None)
+        >>> rules.formula_of(rules.get("sparsemax")) is None
+        True
+    """
+    if torch.compiler.is_compiling():
+        return rule.formula() if type(rule).passed is type(rule) else None
+    return _compared(rule)
+
+
+@lru_cache(maxsize=1024)
+def _compared(rule: Rule) -> Formula | None:
+    formula = rule.formula()
+    if formula is None:
+        return None
+    scores, n, visible = sample()
+    with torch.no_grad():
+        expected, got = rule.weights(scores, n, visible), formula.weights(scores, n, visible)
+    if torch.allclose(got, expected, rtol=1e-9, atol=1e-12):
+        type(rule).passed = type(rule)
+        return formula
+    if "formula" in vars(type(rule)):
+        raise ArgumentError(
+            f"rule '{rule.name or type(rule).__name__}': its formula {formula} gives other weights than its method "
+            "weights(); fix formula(), or let it return None"
+        )
+    return None
 
 
 @dataclass(frozen=True)
 class Pointwise(Rule):
-    """weight_j = activate(s_j, n) * row_scale(n), so partial reads simply add up."""
+    """weight_j = activate(s_j, n) * row_scale(n), so partial reads simply add up.
 
-    homogeneity: ClassVar[int | None] = None
-    """k where activate(c s) = c^k activate(s) for c > 0; a layer can then fold gamma into q."""
+    Without a `formula` of its own such a rule is read by the reference and over several processes; with one, by
+    every kernel that knows its activation.
+    """
 
     @abstractmethod
     def activate(self, scores: Tensor, n: Tensor) -> Tensor:
@@ -45,6 +130,13 @@ class Pointwise(Rule):
     def row_scale(self, n: Tensor) -> Tensor | None:
         """A factor common to the row, applied to the read instead of every weight."""
         return None
+
+    def formula(self) -> Formula | None:
+        return Formula("other", function=self._terms)
+
+    def _terms(self, scores: Tensor, n: Tensor) -> Tensor:
+        activations, scale = self.activate(scores, n), self.row_scale(n)
+        return activations if scale is None else activations * scale
 
     def weights(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
         weights = self.activations(scores, n, visible)
@@ -76,6 +168,8 @@ class Pointwise(Rule):
 class Rowwise(Rule):
     """The weights of a row depend on each other; hidden slots must not take part."""
 
+    shift_invariant: ClassVar[bool] = True
+
     @abstractmethod
     def normalize(self, scores: Tensor, visible: Tensor) -> Tensor:
         """Weights over the visible slots; what it returns for hidden slots is dropped."""
@@ -100,6 +194,12 @@ class RowNormalized(Rule):
     def __post_init__(self) -> None:
         positive(self, delta=self.delta)
 
+    def formula(self) -> Formula | None:
+        inner = self.inner.formula()
+        if inner is None or inner.delta is not None:
+            return None
+        return Formula(inner.activation, inner.factor, inner.exponent, self.delta, inner.level, inner.function)
+
     def weights(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
         weights = self.inner.weights(scores, n, visible)
         return weights / (self.delta + weights.sum(-1, keepdim=True))
@@ -117,6 +217,8 @@ class RowCentered(Rule):
     plain sums over the keys that it sees, so no second look at the scores is needed (`kernels/moments.py`).
     """
 
+    shift_invariant: ClassVar[bool] = True
+    wide_scores: ClassVar[bool] = True
     FLOOR: ClassVar[float] = 0.01
     """Keeps the root smooth where all scores are equal."""
     LOW: ClassVar[float] = 4.0
@@ -134,27 +236,51 @@ class RowCentered(Rule):
         """The rule for scores less their level."""
 
     def eased(self, progress: float) -> Self:
-        """The same rule with a level between one that hides next to nothing (0), as softmax, and its own (1).
+        """Return the rule with a level between one that hides next to nothing (0), as softmax, and its own (1).
 
         A slot without weight learns nothing, so zeros are best taken once a model knows what it looks for.
         """
         threshold = progress * self.threshold - (1 - progress) * self.LOW
         return replace(self, threshold=threshold, spread=progress * self.spread, growth=progress * self.growth)
 
-    def level(self, mean: Tensor, variance: Tensor | None, n: Tensor) -> Tensor:
-        """What is taken off the scores of a row; without a spread no variance is asked for."""
-        moved = mean + (self.threshold + self.growth * torch.log(n) if self.growth else self.threshold)
-        return moved if variance is None else moved + self.spread * torch.sqrt(variance + self.FLOOR)
+    @property
+    def level(self) -> Level:
+        """What is taken off the scores of a row."""
+        return Level(self.threshold, self.growth, True, self.spread, self.FLOOR)
+
+    def formula(self) -> Formula | None:
+        core = self.core.formula()
+        if core is None or core.level is not None:
+            return None
+        return Formula(core.activation, core.factor, core.exponent, core.delta, self.level, core.function)
 
     def weights(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
-        mean = _seen(scores, visible).sum(-1, keepdim=True) / n
+        mean = visible_only(scores, visible).sum(-1, keepdim=True) / n
         centred = scores - mean
-        variance = _seen(centred, visible).square().sum(-1, keepdim=True) / n if self.spread else None
-        return self.core.weights(centred - self.level(torch.zeros_like(mean), variance, n), n, visible)
+        variance = visible_only(centred, visible).square().sum(-1, keepdim=True) / n if self.spread else None
+        return self.core.weights(centred - self.level.of(n, torch.zeros_like(mean), variance), n, visible)
 
 
-def _seen(scores: Tensor, visible: Tensor | None) -> Tensor:
-    return scores if visible is None else scores.masked_fill(~visible, 0)
+@dataclass(frozen=True)
+class Formulated(Rule):
+    """A rule that is given by its `formula` alone; every kernel that knows the activation reads it.
+
+    Example:
+        >>> from reluformer import rules
+        >>> @dataclass(frozen=True)
+        ... class Damped(rules.Formulated):
+        ...     def formula(self):
+        ...         return rules.Formula("relu", factor=1 / 3, exponent=0.7)
+        >>> Damped().weights(torch.tensor([[3.0, -1.0]]), torch.tensor([[1.0]]), None)
+        tensor([[1., 0.]])
+    """
+
+    @abstractmethod
+    def formula(self) -> Formula:
+        """Return the formula that defines the weights."""
+
+    def weights(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
+        return self.formula().weights(scores, n, visible)
 
 
 def positive(rule: Rule, **options: float) -> None:

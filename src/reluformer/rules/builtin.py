@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from reluformer.rules.base import OutputNorm, Pointwise, RowCentered, RowNormalized, Rowwise, positive
+from reluformer.rules.formula import HIGHEST, Formula, Level
 from reluformer.rules.registry import register
 
 # ------------------------------------------------------------------ pointwise rules
@@ -19,10 +21,11 @@ from reluformer.rules.registry import register
 class ReluPlain(Pointwise):
     """ReLU(s): the plain feed-forward layer. In attention its variance grows with n."""
 
-    homogeneity: ClassVar[int | None] = 1
-
     def activate(self, scores: Tensor, n: Tensor) -> Tensor:
         return torch.relu(scores)
+
+    def formula(self) -> Formula | None:
+        return Formula("relu")
 
 
 @register("relu")
@@ -40,6 +43,9 @@ class Relu(ReluPlain):
     def row_scale(self, n: Tensor) -> Tensor:
         return torch.rsqrt(n / 2) / self.gamma
 
+    def formula(self) -> Formula | None:
+        return Formula("relu", math.sqrt(2) / self.gamma, 0.5)
+
 
 @register("relu_seqlen")
 @dataclass(frozen=True)
@@ -54,13 +60,15 @@ class ReluSeqlen(ReluPlain):
     def row_scale(self, n: Tensor) -> Tensor:
         return n**-self.alpha
 
+    def formula(self) -> Formula | None:
+        return Formula("relu", exponent=self.alpha)
+
 
 @register("relu2")
 @dataclass(frozen=True)
 class Relu2(Pointwise):
     """ReLU(s)^2 / (gamma sqrt(3n/2)): variance one like `relu`, as E[ReLU(s)^4] = 3/2."""
 
-    homogeneity: ClassVar[int | None] = 2
     gamma: float = 1.0
     learn_gamma: bool = False
     """The layer learns a factor on gamma for each head, started at 1."""
@@ -73,6 +81,9 @@ class Relu2(Pointwise):
 
     def row_scale(self, n: Tensor) -> Tensor:
         return torch.rsqrt(1.5 * n) / self.gamma
+
+    def formula(self) -> Formula | None:
+        return Formula("relu_squared", math.sqrt(2 / 3) / self.gamma, 0.5)
 
 
 @register("rela")
@@ -91,6 +102,9 @@ class Sigmoid(Pointwise):
     def activate(self, scores: Tensor, n: Tensor) -> Tensor:
         return torch.sigmoid(scores - torch.log(n))
 
+    def formula(self) -> Formula | None:
+        return Formula("sigmoid", level=Level(growth=1.0))
+
 
 # ------------------------------------------------------------------ row-wise rules
 
@@ -104,6 +118,9 @@ class Softmax(Rowwise):
         if visible.ndim:  # the lowest finite number: a row without a visible slot stays finite
             scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
         return torch.softmax(scores, dim=-1)
+
+    def formula(self) -> Formula | None:
+        return Formula("exp", delta=0.0)
 
 
 @register("softmax_ln")
@@ -126,10 +143,11 @@ class ReluNorm(RowNormalized):
 class RectifiedExp(Pointwise):
     """ReLU(e^s - 1); scores above 60 count as 60, so that no sum overflows."""
 
-    highest: ClassVar[float] = 60.0
-
     def activate(self, scores: Tensor, n: Tensor) -> Tensor:
-        return torch.relu(torch.expm1(scores.clamp(max=self.highest)))
+        return torch.relu(torch.expm1(scores.clamp(max=HIGHEST)))
+
+    def formula(self) -> Formula | None:
+        return Formula("rectified_exp")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import importlib.util
 import math
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -15,7 +15,16 @@ from typing import Any, Literal, TypeVar, cast
 from torch import Tensor
 
 from reluformer.errors import ArgumentError, ReluformerError, UnknownNameError, nearest
-from reluformer.rules.base import OutputNorm, Pointwise, RowCentered, RowNormalized, Rowwise, Rule
+from reluformer.rules.base import (
+    Formulated,
+    OutputNorm,
+    Pointwise,
+    RowCentered,
+    RowNormalized,
+    Rowwise,
+    Rule,
+    formula_of,
+)
 
 ENTRY_POINT_GROUP = "reluformer.rules"
 PLUGIN_PREFIX = "reluformer_plugin_"
@@ -45,9 +54,10 @@ def register(
             raise ArgumentError(f"a rule named '{name}' is registered already; choose another name")
         _defaults.pop(name, None)
         if isinstance(definition, type):
-            if not issubclass(definition, (Pointwise, Rowwise, RowNormalized, RowCentered)):
+            if not issubclass(definition, (Pointwise, Rowwise, RowNormalized, RowCentered, Formulated)):
                 raise ArgumentError(f"rule '{name}': the class must derive from rules.Pointwise or rules.Rowwise")
             definition.name = name
+            _compare_formula(definition)
             _registry[name] = definition
         elif callable(definition):
             _registry[name] = _class_from_function(name, definition, kind, output_norm)
@@ -57,6 +67,16 @@ def register(
         return definition
 
     return decorate
+
+
+def _compare_formula(definition: type[Rule]) -> None:
+    """Compare the formula of the rule with default options now, so that a wrong one is reported where it is written."""
+    options = fields(definition) if is_dataclass(definition) else ()
+    if all(option.default is not MISSING for option in options) and not definition.__abstractmethods__:
+        rule = definition()
+        formula = rule.formula()
+        if formula is not None and formula.activation != "other":
+            formula_of(rule)
 
 
 def _origin(definition: Any) -> tuple[str, str]:

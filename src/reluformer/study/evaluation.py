@@ -204,7 +204,9 @@ def _weights_of(model: ReLUFormer) -> Iterator[dict[str, Tensor]]:
     def hook(name: str) -> Any:
         def keep(module: TokenRead, given: tuple[Tensor, TokenSlots, bool], output: object) -> None:
             q, slots, *_ = given
-            found, _ = memory.weights(q, slots.keys, module.rule, module.causal, slots.mask, bias=module.bias)
+            found, _ = memory.weights(
+                q, slots.keys, module.rule, causal=module.causal, key_mask=slots.mask, bias=module.bias
+            )
             seen[name] = found[0]
 
         return keep

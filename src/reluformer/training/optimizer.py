@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from reluformer.errors import ArgumentError
 from reluformer.layers import TokenRead
-from reluformer.rules import RowCentered
+from reluformer.rules import Rule
 from reluformer.training.config import TrainingConfig
 from reluformer.training.processes import Processes, in_one_piece
 
@@ -123,9 +123,9 @@ class RuleWarmup:
 
     def __init__(self, model: nn.Module, updates: int) -> None:
         self._updates = updates
-        self._reads: list[tuple[TokenRead, RowCentered]] = []
+        self._reads: list[tuple[TokenRead, Rule]] = []
         for module in model.modules():
-            if updates and isinstance(module, TokenRead) and isinstance(module.rule, RowCentered):
+            if updates and isinstance(module, TokenRead) and module.rule.eased(0.0) != module.rule:
                 self._reads.append((module, module.rule))
 
     def ease(self, step: int) -> None:

@@ -90,7 +90,9 @@ def read_map(
 
     def keep(module: TokenRead, given: tuple[Tensor, TokenSlots, bool], output: object) -> None:
         q, slots, *_ = given
-        dense, _ = memory.weights(q, slots.keys, module.rule, module.causal, slots.mask, bias=module.bias)
+        dense, _ = memory.weights(
+            q, slots.keys, module.rule, causal=module.causal, key_mask=slots.mask, bias=module.bias
+        )
         weights.append(dense[0])
 
     fired: list[Tensor] = []

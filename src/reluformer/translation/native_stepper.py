@@ -24,9 +24,10 @@ from reluformer.kernels.native import decoder as native
 from reluformer.layers import Attention, FeedForward, Sublayer, TokenSlots, rotation, sinusoids
 from reluformer.models.blocks import Block
 from reluformer.models.encoder_decoder import Encoded, ReLUFormer
-from reluformer.rules import Pointwise, RectifiedExp, ReluPlain, RowCentered, RowNormalized, Rule
+from reluformer.rules import Formula, Rule, formula_of
+from reluformer.rules.formula import HIGHEST
 from reluformer.translation.stepper import ModelStepper
-from reluformer.translation.torch_stepper import ReluReader, SoftmaxReader, TorchStepper, query_with_scale, reader_of
+from reluformer.translation.torch_stepper import TorchStepper, query_with_scale
 
 
 class _LayerSlots(NamedTuple):
@@ -158,7 +159,7 @@ class NativeStepper(ModelStepper[NativeBeams]):
             if _read_rule(rule) is None:
                 which = f"{rule.name} as {type(rule).__name__} defines it"
                 return f"the library decodes with ReLU, relu_exp and softmax, not with {which}"
-        if type(config.ffn) is not ReluPlain:
+        if config.ffn.output_norm is not None or formula_of(config.ffn) != Formula("relu"):
             return f"the library decodes with relu_plain in the feed-forward layers, not with {config.ffn.name}"
         return None
 
@@ -228,33 +229,32 @@ class NativeStepper(ModelStepper[NativeBeams]):
 
 
 def _read_rule(rule: Rule) -> native.ReadRule | None:
-    """`rule` as the library knows it; None where it does not, as for a subclass that changes the mathematics."""
-    if rule.output_norm is not None:
+    """Return `rule` as the library takes it, or None if its formula is none that the library knows."""
+    formula = formula_of(rule)
+    if formula is None or rule.output_norm is not None:
         return None
-    if isinstance(rule, RowCentered):
-        return _relu_exp(rule)
-    kinds = {ReluReader: native.READ_RELU, SoftmaxReader: native.READ_SOFTMAX}
-    kind = kinds.get(type(reader_of(rule)))
-    return None if kind is None else native.ReadRule(kind)
-
-
-def _relu_exp(rule: RowCentered) -> native.ReadRule | None:
-    """The numbers of `relu_exp`; None for other rules of centred scores."""
-    core = rule.core
-    inherited = (type(rule).weights, type(rule).level, type(core).weights)
-    if inherited != (RowCentered.weights, RowCentered.level, RowNormalized.weights):
+    if formula.is_softmax:
+        return native.ReadRule(native.READ_SOFTMAX)
+    if formula.is_relu:
+        return native.ReadRule(native.READ_RELU)
+    level, delta = formula.level, formula.delta
+    if (
+        level is None
+        or delta is None
+        or not formula.centred
+        or formula.without_level() != Formula("rectified_exp", delta=delta)
+    ):
         return None
-    if type(core.inner) is not RectifiedExp:
-        return None
-    numbers = dict(threshold=rule.threshold, growth=rule.growth, spread=rule.spread, floor=rule.FLOOR, delta=core.delta)
-    return native.ReadRule(native.READ_RELU_EXP, highest=core.inner.highest, **numbers)
+    numbers = dict(threshold=level.threshold, growth=level.growth, spread=level.spread, floor=level.floor, delta=delta)
+    return native.ReadRule(native.READ_RELU_EXP, highest=HIGHEST, **numbers)
 
 
 @lru_cache(maxsize=4096)
 def _row_scale(rule: Rule, n: int) -> float:
-    """The factor of a row's weights where n slots are visible."""
-    scale = rule.row_scale(torch.tensor(float(max(n, 1)))) if isinstance(rule, Pointwise) else None
-    return 1.0 if scale is None else float(scale)
+    """Return the factor of a row's weights where n slots are visible; a divided row has none."""
+    formula = formula_of(rule)
+    assert formula is not None
+    return float(formula.factor * max(n, 1) ** -formula.exponent)
 
 
 def _layer(weights: native.Weights, block: Block) -> native.DecoderLayer:

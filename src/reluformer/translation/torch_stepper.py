@@ -22,11 +22,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from reluformer.kernels import sdpa
 from reluformer.layers import Attention, FeedForward, Rotation, Sublayer, TokenSlots, rotate, rotation, sinusoids
 from reluformer.models.blocks import Block
 from reluformer.models.encoder_decoder import Encoded, ReLUFormer
-from reluformer.rules import ReluPlain, Rule
+from reluformer.rules import Formula, Rule, formula_of
 from reluformer.translation.stepper import ModelStepper
 
 Map = Callable[[Tensor], Tensor]
@@ -92,6 +91,10 @@ class Reader:
 class ReluReader(Reader):
     """ReLU(s) times a factor of the row, which goes into the table, or with padding into a source's values."""
 
+    def __init__(self, rule: Rule, formula: Formula) -> None:
+        super().__init__(rule)
+        self.formula = formula
+
     def table(self, visible: Tensor) -> Tensor:
         return visible.float()
 
@@ -99,8 +102,7 @@ class ReluReader(Reader):
         return table != 0
 
     def visible(self, table: Tensor | None, n: Tensor) -> Visible:
-        assert isinstance(self.rule, ReluPlain)
-        scale = self.rule.row_scale(n)
+        scale = None if self.formula.factor == 1 and self.formula.exponent == 0 else self.formula.row_factor(n)
         return Visible(scale if table is None else table if scale is None else table * scale, None)
 
     def source(self, slots: TokenSlots) -> Source:
@@ -132,9 +134,10 @@ class SoftmaxReader(Reader):
 
 def reader_of(rule: Rule) -> Reader:
     """The reader for `rule`; a subclass that changes the mathematics falls back to the general one."""
-    if isinstance(rule, ReluPlain) and type(rule).activate is ReluPlain.activate:
-        return ReluReader(rule)
-    if sdpa.reads(rule):
+    formula = formula_of(rule)
+    if formula is not None and formula.is_relu:
+        return ReluReader(rule, formula)
+    if formula is not None and formula.is_softmax:
         return SoftmaxReader(rule)
     return Reader(rule)
 
@@ -375,7 +378,7 @@ def query_with_scale(attention: Attention) -> tuple[Tensor, Tensor]:
 
 def _feed_forward(layer: FeedForward) -> Map:
     """The plain FFN without module calls; whatever else the rule asks for, as the layer does it."""
-    if type(layer.rule) is not ReluPlain:
+    if layer.rule.output_norm is not None or formula_of(layer.rule) != Formula("relu"):
         return lambda x: layer(x)[0]
     keys, values = (_linear(part.weight, part.bias) for part in (layer.keys, layer.values))
     return lambda x: values(keys(x).relu_())

@@ -326,13 +326,25 @@ def _read(
     batch, heads, queries, width = query.shape
     shared = key.size(1)
     if heads == shared:
-        return memory.read(query, key, value, rule, parts.causal, parts.key_mask, parts.mask, bias, scale)
+        return memory.read(
+            query,
+            key,
+            value,
+            rule,
+            bias=bias,
+            scale=scale,
+            causal=parts.causal,
+            key_mask=parts.key_mask,
+            mask=parts.mask,
+        )
     if parts.mask is None and bias is None and not parts.causal:  # heads that share slots are more queries of them
         folded = query.reshape(batch, shared, -1, width)
-        out = memory.read(folded, key, value, rule, False, parts.key_mask, scale=scale)
+        out = memory.read(folded, key, value, rule, key_mask=parts.key_mask, scale=scale)
         return out.reshape(batch, heads, queries, -1)
     key, value = repeat_heads(query, key, value)
-    return memory.read(query, key, value, rule, parts.causal, parts.key_mask, parts.mask, bias, scale)
+    return memory.read(
+        query, key, value, rule, bias=bias, scale=scale, causal=parts.causal, key_mask=parts.key_mask, mask=parts.mask
+    )
 
 
 def _read_densely(
@@ -347,7 +359,9 @@ def _read_densely(
 ) -> tuple[Tensor, Tensor]:
     """Returns (B, Tq, H, dv) and the weights (B, H, Tq, Tk), after dropout."""
     key, value = repeat_heads(query, key, value)
-    weights, _ = memory.weights(query, key, rule, parts.causal, parts.key_mask, parts.mask, bias, scale)
+    weights, _ = memory.weights(
+        query, key, rule, bias=bias, scale=scale, causal=parts.causal, key_mask=parts.key_mask, mask=parts.mask
+    )
     weights = F.dropout(weights.to(value.dtype), dropout)
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
 

@@ -1,0 +1,173 @@
+"""What a kernel needs to know of a rule, as frozen data.
+
+A formula describes the weights of every rule whose read is a sum over slots, perhaps divided by the row's own sum:
+
+    x_ij = s_ij - level_i
+    u_ij = factor * n_i^-exponent * a(x_ij)
+    w_ij = u_ij                              where delta is None
+           u_ij / (delta + sum_l u_il)       otherwise
+
+Such a read can be taken slot by slot in any order: tile after tile, or over processes. Implementations match on
+this data and on nothing else, so a rule of your own that states its formula gets all of them. `rules.formula_of`
+compares the formula with the weights that the rule computes before anybody relies on it.
+
+Shapes: Tq queries, Tk slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Activation = Literal["relu", "relu_squared", "rectified_exp", "sigmoid", "exp", "other"]
+"""The activation a(x); "other" is a function of PyTorch that no compiled kernel knows."""
+
+HIGHEST = 60.0
+"""Scores above it count as this much in `rectified_exp`, so that no sum overflows."""
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "relu_squared": lambda x: torch.relu(x).square(),
+    "rectified_exp": lambda x: torch.relu(torch.expm1(x.clamp(max=HIGHEST))),
+    "sigmoid": torch.sigmoid,
+    "exp": torch.exp,
+}
+
+
+@dataclass(frozen=True)
+class Level:
+    """What is taken off the scores of a row.
+
+        level = threshold + growth * log n + (mean + spread * sqrt(variance + floor) where centred)
+
+    Mean and variance are those of the n visible scores of the row.
+
+    Example:
+        >>> Level(threshold=0.5, growth=1.0).of(torch.tensor([1.0, torch.e]))
+        tensor([0.5000, 1.5000])
+    """
+
+    threshold: float = 0.0
+    growth: float = 0.0
+    centred: bool = False
+    spread: float = 0.0
+    """How many standard deviations above the mean the level lies; 0 asks for no variance."""
+    floor: float = 0.0
+    """Keeps the root smooth where all scores of a row are equal."""
+
+    def of(self, n: Tensor, mean: Tensor | None = None, variance: Tensor | None = None) -> Tensor:
+        """Return the level of each row.
+
+        Args:
+            n: number of visible slots of each row, at least 1.
+            mean: mean score of each row, of the shape of n; needed where `centred`.
+            variance: variance of the scores of each row; needed where there is a `spread`.
+
+        Returns:
+            A tensor of the broadcast shape of the arguments.
+        """
+        mean = torch.zeros_like(n) if mean is None else mean
+        moved = mean + (self.threshold + self.growth * torch.log(n) if self.growth else self.threshold)
+        return moved if variance is None else moved + self.spread * torch.sqrt(variance + self.floor)
+
+    def of_scores(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
+        """Return the level of each row of dense scores (..., Tq, Tk), as (..., Tq, 1)."""
+        if not self.centred:
+            return self.of(n)
+        mean = visible_only(scores, visible).sum(-1, keepdim=True) / n
+        if not self.spread:
+            return self.of(n, mean)
+        return self.of(n, mean, visible_only(scores - mean, visible).square().sum(-1, keepdim=True) / n)
+
+
+@dataclass(frozen=True)
+class Formula:
+    """The description of a rule that kernels match on; the module's docstring has the mathematics.
+
+    Example:
+        ReLU(s) / (3 n^0.7):
+
+        >>> formula = Formula("relu", factor=1 / 3, exponent=0.7)
+        >>> formula.weights(torch.tensor([[3.0, -1.0]]), torch.tensor([[1.0]]), None)
+        tensor([[1., 0.]])
+    """
+
+    activation: Activation
+    factor: float = 1.0
+    exponent: float = 0.0
+    delta: float | None = None
+    """What is added to the row sum that divides the weights; None where nothing is divided, 0 for softmax."""
+    level: Level | None = None
+    function: Callable[[Tensor, Tensor], Tensor] | None = None
+    """Where the activation is "other": (scores less their level, n) -> u."""
+
+    @property
+    def is_softmax(self) -> bool:
+        """Whether the weights are exp(s) over their sum."""
+        return self == Formula("exp", delta=0.0)
+
+    @property
+    def is_relu(self) -> bool:
+        """Whether the weights are ReLU(s) times a factor of the row."""
+        return self.activation == "relu" and self.delta is None and self.level is None
+
+    @property
+    def centred(self) -> bool:
+        """Whether the level of a row moves with its scores."""
+        return self.level is not None and self.level.centred
+
+    def without_level(self) -> Formula:
+        """Return the formula for scores less their level."""
+        return Formula(self.activation, self.factor, self.exponent, self.delta, None, self.function)
+
+    def terms(self) -> Formula:
+        """Return the formula of u for scores less their level: neither level nor division."""
+        return Formula(self.activation, self.factor, self.exponent, None, None, self.function)
+
+    def row_factor(self, n: Tensor) -> Tensor:
+        """Return factor * n^-exponent, of the shape of n."""
+        return self.factor * n**-self.exponent
+
+    def weights(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
+        """Evaluate the formula on dense scores.
+
+        Args:
+            scores: (..., Tq, Tk).
+            n: visible slots of each row, at least 1; broadcasts to (..., Tq, 1).
+            visible: boolean, broadcasts to scores; None where every slot is visible.
+
+        Returns:
+            Weights of the shape of scores, exactly 0 where a slot is hidden.
+        """
+        x = scores if self.level is None else scores - self.level.of_scores(scores, n, visible)
+        u = ACTIVATIONS[self.activation](x) * self.row_factor(n) if self.function is None else self.function(x, n)
+        u = visible_only(u, visible)
+        return u if self.delta is None else u / divisor(u.sum(-1, keepdim=True), self.delta)
+
+
+def divisor(row_sum: Tensor, delta: float) -> Tensor:
+    """Return delta + row_sum, and 1 where that is nothing, so that a dead row reads zero."""
+    total = row_sum + delta
+    return torch.where(total > 0, total, torch.ones_like(total))
+
+
+def visible_only(x: Tensor, visible: Tensor | None) -> Tensor:
+    """Return `x` (..., Tq, Tk) with 0 at hidden slots."""
+    return x if visible is None else x.masked_fill(~visible, 0)
+
+
+def sample() -> tuple[Tensor, Tensor, Tensor]:
+    """Return scores (5, 7), n (5, 1) and visible (5, 7) on which formulas are compared with rules.
+
+    Rows see 7, 5, 2, 4 and 0 slots. The fourth has scores far beyond any clamp.
+    """
+    slot, row = torch.arange(7, dtype=torch.float64, device="cpu"), torch.arange(5, device="cpu")[:, None]
+    scores = 2.5 * torch.sin(1.7 * slot + 2.3 * row + 0.4)
+    scores = torch.where(row == 3, 40 * scores, scores)
+    visible = slot < torch.tensor([[7], [5], [2], [4], [0]], device="cpu")
+    visible = torch.where(row == 1, visible.flip(-1), visible)
+    return scores, visible.sum(-1, keepdim=True).clamp_min(1).to(torch.float64), visible
