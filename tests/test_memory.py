@@ -152,7 +152,7 @@ def test_weights_are_not_negative_and_simplex_rules_sum_to_one(rule: str, scale:
     generator = torch.Generator().manual_seed(seed)
     q = torch.randn(1, 1, 4, 3, generator=generator, dtype=torch.float64)
     k = torch.randn(1, 1, 9, 3, generator=generator, dtype=torch.float64)
-    weights, stats = rf.memory.weights(q, k, rule=rule, scale=scale)
+    weights, stats = rf.weights(q, k, rule=rule, scale=scale)
     assert (weights >= 0).all()
     assert torch.isfinite(weights).all()
     if rule in ("softmax", "softmax_ln", "sparsemax", "entmax15"):
@@ -178,7 +178,7 @@ class TestImplementations:
         assert len(calls) == 2
 
     def test_an_implementation_that_cannot_says_so(self) -> None:
-        with pytest.raises(ArgumentError, match="impl='sdpa' reads only softmax rules"):
+        with pytest.raises(ArgumentError, match="impl='sdpa' cannot read rule 'relu' here: it reads only softmax rules"):
             rf.read(*random_memory(), rule="relu", impl="sdpa")
 
     def test_an_unknown_implementation_lists_the_known(self) -> None:

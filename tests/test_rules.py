@@ -138,7 +138,7 @@ class TestARuleOfOnesOwn:
 
         q, k = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 9, 8)
         torch.testing.assert_close(rf.read(q, k, k, rule="sharp"), rf.read(4 * q, k, k, rule="softmax"))
-        with pytest.raises(ArgumentError, match="impl='sdpa' reads only softmax"):
+        with pytest.raises(ArgumentError, match="impl='sdpa' cannot read rule 'sharp' here: it reads only softmax"):
             rf.read(q, k, k, rule="sharp", impl="sdpa")
 
     def test_a_rowwise_function_with_an_output_norm(self) -> None:

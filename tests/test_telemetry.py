@@ -9,7 +9,7 @@ import torch
 
 import reluformer as rf
 from reluformer.errors import ArgumentError
-from reluformer.kernels.statistics import row_stats
+from reluformer.kernels.reference import row_stats
 from reluformer.telemetry import Telemetry, _anisotropy, _summary
 
 

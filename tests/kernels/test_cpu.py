@@ -220,7 +220,7 @@ def test_memory_grows_with_the_length_not_with_its_square() -> None:
 def test_the_operators_are_sound(delta: float) -> None:
     q, k, v = (tensor.requires_grad_() for tensor in memory(10, 12))
     bias = torch.zeros(2, 2, 12, requires_grad=True)
-    arguments = (q, k, v, torch.ones(2, 12, dtype=torch.bool), None, bias, False, 0.25, 0, 1.0, 0.5, delta)
+    arguments = (q, k, v, torch.ones(2, 12, dtype=torch.bool), None, bias, False, 0.25, 0, False, 1.0, 0.5, delta)
     for operator in (torch.ops.reluformer.cpu_read, torch.ops.reluformer.cpu_read_stats):
         assert set(torch.library.opcheck(operator.default, arguments).values()) == {"SUCCESS"}
 
@@ -248,7 +248,7 @@ def test_torch_export_keeps_the_operator() -> None:
 def test_what_it_cannot_do_it_says() -> None:
     q, k, v = memory(6, 6)
     refused: dict[str, dict[str, Any]] = {
-        "rule 'softmax' is not one of its formulas": {"rule": "softmax"},
+        "cannot read rule 'softmax' here: the rule is not one of its formulas": {"rule": "softmax"},
         "no dense mask": {"mask": torch.ones(6, 6, dtype=torch.bool)},
         "no dense bias": {"bias": torch.zeros(6, 6)},
     }

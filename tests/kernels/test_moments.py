@@ -9,7 +9,7 @@ from torch import Tensor
 from reluformer.kernels import cpu
 from reluformer.kernels.moments import CHUNK, row_moments
 from reluformer.kernels.native.library import PATHS
-from reluformer.kernels.visibility import Visibility
+from reluformer.kernels.operands import Visibility
 
 CASES = list(product([False, True], [False, True], [False, True], [(3, 20), (20, 20), (150, 150), (70, 200)]))
 

@@ -20,14 +20,14 @@ from reluformer.conformance import cases
 from reluformer.conformance.cases import ENTROPY_GRADIENT_TOLERANCE, PADDINGS, TOLERANCE, Case, error
 from reluformer.errors import ArgumentError
 from reluformer.kernels import Bias, RowKeyBias, Visibility, triton
-from reluformer.kernels.additive import taken_apart
 
 pytest.importorskip("triton", reason="triton is not installed: pip install 'reluformer[triton]'")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def is_read(rule: rules.Rule) -> bool:
-    return taken_apart(rule.core if isinstance(rule, rules.RowCentered) else rule) is not None
+    formula = rules.formula_of(rule)
+    return formula is not None and formula.activation in triton.ACTIVATIONS
 
 
 RULES = [name for name in rules.names() if is_read(rules.get(name))]
@@ -286,7 +286,10 @@ class Damped(rules.ReluPlain):
     name: ClassVar[str] = "damped"
 
     def row_scale(self, n: Tensor) -> Tensor:
-        return 1 / (1 + n.log())
+        return n**-0.7 / 3
+
+    def formula(self) -> rules.Formula:
+        return rules.Formula("relu", factor=1 / 3, exponent=0.7)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +305,7 @@ def test_rules_of_a_known_form(rule: rules.Rule) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rule": "softmax"}, r"impl='triton': rule 'softmax' is none of .*; use impl='auto'"),
+        ({"rule": "softmax"}, r"impl='triton' cannot read rule 'softmax' here: .* not one of its formulas; .*; use impl='auto'"),
         ({"mask": torch.ones(5, 5, dtype=torch.bool)}, "a dense mask is given"),
         ({"bias": torch.zeros(5, 5)}, r"bias has shape \(5, 5\); it must be .* a RowKeyBias; use impl='auto'"),
         ({"rule": "relu_exp", "mask": torch.ones(5, 5, dtype=torch.bool)}, "a dense mask is given"),

@@ -138,7 +138,8 @@ def read_learned(
     Returns:
         (..., width).
     """
-    n = torch.full((), float(scores.size(-1)), dtype=torch.float64 if scores.dtype == torch.float64 else torch.float32)
+    exact = torch.float64 if scores.dtype == torch.float64 else torch.float32
+    n = torch.as_tensor(scores.size(-1), dtype=exact)  # a scalar, so that it decides no dtype
     if isinstance(rule, Pointwise):
         activations, row_scale = rule.activations(scores, n, None), rule.row_scale(n)
     else:
