@@ -112,15 +112,15 @@ def _registered() -> Iterator[None]:
 
 @pytest.fixture
 def kernel_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The kernel serves reads of any size that it can; the rule of each."""
+    """The kernel serves reads of any size that it can; the activation of each."""
     from reluformer.kernels import cpu
 
     served: list[str] = []
     read: Callable[..., Any] = cpu.read
 
-    def counted(q: Tensor, k: Tensor, v: Tensor, rule: Any, *rest: Any) -> Any:
-        served.append(rule.name)
-        return read(q, k, v, rule, *rest)
+    def counted(q: Tensor, k: Tensor, v: Tensor, formula: Any, *rest: Any) -> Any:
+        served.append(formula.activation)
+        return read(q, k, v, formula, *rest)
 
     for size in ("SCORES", "FEW_SCORES"):
         monkeypatch.setattr(cpu, size, 0)
