@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from reluformer.translation.beam_search import Hypothesis
-from reluformer.translation.documents import Passage, padded, stream_document, translate_documents
+from reluformer.translation.documents import WindowedDocument, padded, stream_document, translate_documents
 from reluformer.translation.recipe import DecodingConfig
 from reluformer.translation.tokenizer import END, SEPARATOR
 from reluformer.translation.torch_stepper import TorchStepper
@@ -67,34 +67,34 @@ def test_windows_carry_over_sentences_with_their_translations(tokenizer):
     sentences = ["the cat", "a dog", "it ran", "night was"]
     ids = tokenizer.encode_batch(sentences)
     config = _config(window_tokens=sum(len(row) + 1 for row in ids[:3]), context_sentences=1)
-    passage = Passage(sentences, tokenizer, config)
-    window = passage.window()
+    document = WindowedDocument(sentences, tokenizer, config)
+    window = document.window()
     assert window.source == (*ids[0], SEPARATOR, *ids[1], SEPARATOR, *ids[2], END)
     assert window.outline.prefix == () and len(window.outline.limits) == 3
-    passage.accept([Hypothesis((50, SEPARATOR, 51, SEPARATOR, 52, 53), -1.0, -1.0)])
-    window = passage.window()
+    document.accept([Hypothesis((50, SEPARATOR, 51, SEPARATOR, 52, 53), -1.0, -1.0)])
+    window = document.window()
     assert window.source == (*ids[2], SEPARATOR, *ids[3], END)
     assert window.outline.prefix == (52, 53, SEPARATOR) and len(window.outline.limits) == 2
-    passage.accept([Hypothesis((52, 53, SEPARATOR, 54), -2.0, -1.0)])
-    assert passage.done
-    (translation,) = passage.translations()
+    document.accept([Hypothesis((52, 53, SEPARATOR, 54), -2.0, -1.0)])
+    assert document.done
+    (translation,) = document.translations()
     assert translation.sentences == tuple(map(tokenizer.decode, [[50], [51], [52, 53], [54]]))
     assert translation.score == -3.0
 
 
 @pytest.mark.parametrize("window", [8, 13, 29, 64])
 def test_no_window_is_longer_than_asked_for(tokenizer, window):
-    passage = Passage([*DOCUMENT, "x" * 100, " ".join(DOCUMENT)], tokenizer, _config(window_tokens=window))
+    document = WindowedDocument([*DOCUMENT, "x" * 100, " ".join(DOCUMENT)], tokenizer, _config(window_tokens=window))
     read = []
-    while not passage.done:
-        next_window = passage.window()
+    while not document.done:
+        next_window = document.window()
         assert len(next_window.source) <= window
         new = next_window.stop - next_window.first
         read += [token for token in _last_sentences(next_window.source, new) if token not in (SEPARATOR, END)]
         tokens = [*next_window.outline.prefix, *([60, SEPARATOR] * new)[:-1]]
-        passage.accept([Hypothesis(tuple(tokens), -1.0, -1.0)])
+        document.accept([Hypothesis(tuple(tokens), -1.0, -1.0)])
     assert "".join(tokenizer.decode(read).split()) == "".join("".join([*DOCUMENT, "x" * 100, *DOCUMENT]).split())
-    assert len(passage.translations()[0].sentences) == len(DOCUMENT) + 2
+    assert len(document.translations()[0].sentences) == len(DOCUMENT) + 2
 
 
 def _last_sentences(source, count):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from reluformer.errors import ArgumentError
-from reluformer.translation.inspection import laid_out, read_map
+from reluformer.translation.inspection import read_map, tokenize_words
 from reluformer.translation.tokenizer import END, SEPARATOR
 
 SOURCE, TARGET = [5, 6, 7, 8, 2], [6, 3, 7, 2]
@@ -87,7 +87,7 @@ def test_layers_and_heads_that_do_not_exist(make_model):
 
 
 def test_a_mark_is_told_from_text_of_the_same_letters(tokenizer):
-    tokens, words = laid_out(tokenizer, ["a <sep> dog", "it <end>"], first=0)
+    tokens, words = tokenize_words(tokenizer, ["a <sep> dog", "it <end>"], first=0)
     assert [word.text for word in words] == ["a", "<sep>", "dog", "<sep>", "it", "<end>", "<end>"]
     assert [word.is_mark for word in words] == [False, False, False, True, False, False, True]
     assert [token for token, place in tokens if words[place].is_mark] == [SEPARATOR, END]

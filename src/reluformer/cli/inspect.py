@@ -304,16 +304,16 @@ def read_windows(
     A document longer than the model's window is cut between sentences, and each part is
     translated alone, so that a window shows everything that the model saw.
     """
-    from reluformer.translation.inspection import laid_out, parts_of, read_map
+    from reluformer.translation.inspection import read_map, split_into_windows, tokenize_words
 
     tokenizer = translator.tokenizer
     sentences = [" ".join(sentence.split()) for sentence in sentences]
-    parts = list(parts_of(tokenizer, sentences, translator.config.window_tokens))
+    parts = list(split_into_windows(tokenizer, sentences, translator.config.window_tokens))
     translations = translator.translate_documents(parts)
     windows, first = [], 0
     for part, translation in zip(parts, translations, strict=True):
-        source, source_words = laid_out(tokenizer, part, first)
-        target, target_words = laid_out(tokenizer, translation, first)
+        source, source_words = tokenize_words(tokenizer, part, first)
+        target, target_words = tokenize_words(tokenizer, translation, first)
         found = read_map(translator.model, [token for token, _ in source], [token for token, _ in target], layer, head)
         reads = _by_word(found, [word for _, word in source], [word for _, word in target], len(target_words))
         weights = len(found.heads) * len(source) * len(target)

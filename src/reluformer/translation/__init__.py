@@ -9,15 +9,16 @@ tokenizer   one joint vocabulary for both languages
 segments    documents cut at sentence borders to at most N tokens, and their Arrow store
 corpus      reads a corpus, prepares it once, and opens the result
 batches     which segments make up which step, as a pure function of (seed, step)
-reads, stepper        the decoder, one position at a time, for many beams of a source
-candidates, outline   the best next tokens, and those that a target's outline forbids
-search                beam search
-forced                scores of translations that are given
-documents             documents of any length
-runs                  what makes a folder a run
-translator            text in, text out
-words                 the words of a window, and the tokens of each
-inspection            which source words each output word read, and the slots that fired
-scoring               BLEU, d-BLEU and chrF with their recipes
-demo                  two systems side by side on the embedded corpus
+stepper             what beam search needs of a decoder: one more position for every beam
+torch_stepper       the decoder's step in torch, for any rule and device
+native_stepper      the decoder's step in the compiled library, and the choice between the two
+beam_search         beam search, and the outline that constrains a target
+documents           translation of documents of any length, window by window
+translator          Translator, load_run, and scores of given translations (forced decoding)
+inspection          read maps: what each output word read, and the slots that fired
+scoring             BLEU, document BLEU and chrF with their signatures
+significance        paired bootstrap resampling of two systems
+recipe, task        the recipe of a translation model, and how the trainer trains it
+runs                what makes a directory a run
+demo, demo_report   two systems side by side on the embedded corpus, and their page
 """

@@ -1,17 +1,17 @@
-"""Beam search.
+"""Beam search, and the outline that constrains a target.
 
 The score of a hypothesis is the sum of the model's log-probabilities of its tokens and of
-the end; what an outline forbids takes no probability away, so forced decoding gives the
+the end. What an outline forbids takes no probability away, so forced decoding gives the
 same score. Hypotheses are ranked by
 
     score / length^length_penalty,  length counting the end but not the forced prefix.
 
-An end is taken where it is among the `beam` best continuations of its source. With
-`stop = "exact"` a source is finished when its best live hypothesis, even if it went on to
-the greatest length that its outline allows at no cost, could not enter the n best any
-more: the length penalty never cuts off a better translation that the beam would find.
+A hypothesis ends where its end is among the `beam` best continuations of its source. With
+`stop = "exact"` a source is finished when no live hypothesis could enter the n best any more,
+even if it reached the greatest length that its outline allows at no cost. So the length
+penalty never cuts off a better translation that the beam would find.
 
-Sources that are finished leave the batch. No source is influenced by its neighbours.
+Finished sources leave the batch. No source is influenced by its neighbours.
 
 Shapes: B sources, K beams of each, R = B * K rows, V vocabulary.
 """
@@ -36,13 +36,20 @@ NEVER = float("-inf")
 
 @dataclass(frozen=True)
 class Outline:
-    """The sentences of one target.
+    """The constraints on one target: its sentences, their lengths, and its first tokens.
 
-    limits[i] is the most tokens of sentence i. When `aligned`, the target has exactly
-    len(limits) sentences, none of them empty: a separator is forced where a sentence has
-    reached its limit and forbidden in the last one, and the end is forbidden before that.
-    Otherwise the separator is a token like any other and limits[0] is that of the whole
-    target. `prefix` are the tokens that it must begin with.
+    An aligned target has exactly len(limits) sentences, none of them empty. A separator is
+    forced where a sentence has reached its limit, and forbidden in the last sentence. The
+    end is forbidden before the last sentence. In a target that is not aligned, the separator
+    is a token like any other.
+
+    Args:
+        limits: The most tokens of each sentence; of a target that is not aligned, limits[0] is that of the whole.
+        aligned: Whether the target has one sentence for each limit.
+        prefix: The tokens that the target must begin with.
+
+    Raises:
+        ArgumentError: A limit is not positive, or the prefix holds too many separators.
     """
 
     limits: tuple[int, ...]
@@ -62,7 +69,7 @@ class Outline:
     def of(
         cls, source: Sequence[int], config: DecodingConfig, prefix: Sequence[int] = (), aligned: bool = True
     ) -> Outline:
-        """For the translation of `source` (with its end): a sentence for each of its sentences."""
+        """Returns the outline of the translation of `source` (with its end): a sentence for each of its sentences."""
         lengths = [0]
         for token in source:
             if token == SEPARATOR and aligned:
@@ -74,16 +81,22 @@ class Outline:
 
     @property
     def most_tokens(self) -> int:
-        """The greatest length after the prefix, separators and end included."""
+        """The greatest length after the prefix, with separators and end."""
         first = self.prefix.count(SEPARATOR) if self.aligned else 0
         return sum(self.limits[first:]) + len(self.limits) - first
 
 
-class Progress:
-    """Where each beam stands in the outline of its source, and what it may not do next; (B, K) each."""
+class OutlineState:
+    """The place of each beam in the outline of its source, which decides what is forbidden next; (B, K) each.
+
+    Args:
+        outlines: The outline of each source.
+        decoded: The number of prefix tokens that are decoded already.
+        min_length: The least number of tokens after the prefix.
+        device: The device of the tokens.
+    """
 
     def __init__(self, outlines: Sequence[Outline], decoded: int, min_length: int, device: torch.device) -> None:
-        """`decoded` tokens of every prefix are decoded already."""
         sentences = max(len(outline.limits) for outline in outlines)
         limits = [[*outline.limits, *[0] * (sentences - len(outline.limits))] for outline in outlines]
         self._limits = torch.tensor(limits, device=device)
@@ -99,7 +112,7 @@ class Progress:
             self.follow(torch.zeros_like(self._last), tokens[:, None])
 
     def follow(self, parents: Tensor, tokens: Tensor) -> None:
-        """The beams `parents` (B, K) were chosen and went on with `tokens` (B, K)."""
+        """Notes that the beams `parents` (B, K) were continued with `tokens` (B, K)."""
         self._decoded += 1
         ends = (tokens == SEPARATOR) & self._aligned
         counts = ends | ~self._aligned & (self._decoded <= self._prefix)
@@ -108,12 +121,12 @@ class Progress:
         self._within = (self._within.gather(1, parents) + 1).masked_fill_(counts, 0)
 
     def select(self, sources: Tensor) -> None:
-        """Keep these of the B sources."""
+        """Keeps these of the B sources."""
         for name in ("_limits", "_last", "_aligned", "_prefix", "_sentence", "_within"):
             setattr(self, name, getattr(self, name).index_select(0, sources))
 
     def forbid(self, log_probabilities: Tensor) -> None:
-        """Put -inf where a token may not follow; log_probabilities: (R, V)."""
+        """Writes -inf into log_probabilities (R, V) where a token is forbidden."""
         log_probabilities[:, PAD] = NEVER
         log_probabilities[:, BEGIN] = NEVER
         last, empty = self._sentence == self._last, self._within == 0
@@ -136,9 +149,9 @@ class Hypothesis:
     """A finished translation."""
 
     tokens: tuple[int, ...]
-    """Without begin and end, a forced prefix included."""
+    """The tokens without begin and end, with the forced prefix."""
     score: float
-    """Log-probability of what follows the prefix, the end included."""
+    """The log-probability of what follows the prefix, with the end."""
     normalised: float
     """The score after the length penalty, by which hypotheses are ranked."""
 
@@ -151,10 +164,28 @@ def beam_search(
     config: DecodingConfig | None = None,
     outlines: Sequence[Outline] | None = None,
 ) -> list[list[Hypothesis]]:
-    """The n best translations of each source (B, S), best first.
+    """Translates sources with beam search.
 
-    source_mask (B, S) is True at tokens. Without `outlines` each target gets as many
-    sentences as its source. Where many searches follow each other, pass one `stepper_of(model)`.
+    Args:
+        model: The model. For many searches in turn, pass one `stepper_of(model)` instead.
+        source: Token ids (B, S), each row with its end token.
+        source_mask: True at tokens, (B, S); None without padding.
+        config: How to search; by default `DecodingConfig()`.
+        outlines: The constraints on each target; by default a target has as many sentences as its source.
+
+    Returns:
+        The `config.n_best` hypotheses of each source, best first.
+
+    Raises:
+        ArgumentError: The number of outlines is wrong, or the model gives no translation a finite probability.
+
+    Example:
+        >>> import torch
+        >>> import reluformer as rf
+        >>> model = rf.ReLUFormer(rf.ModelConfig(vocab_size=20, width=16, heads=2))
+        >>> found = beam_search(model, torch.tensor([[7, 8, 2]]))
+        >>> len(found), len(found[0])
+        (1, 1)
     """
     config = config or DecodingConfig()
     if outlines is None:
@@ -167,7 +198,7 @@ def beam_search(
 
 
 class Search:
-    """A beam search over a batch, one position at a time; `beam_search` runs it to its end."""
+    """A beam search over a batch that advances one position at a time; `beam_search` runs it to its end."""
 
     def __init__(
         self,
@@ -190,15 +221,15 @@ class Search:
 
     @property
     def done(self) -> bool:
-        """Every source is finished."""
+        """Whether every source is finished."""
         return not self._live
 
     def ended(self, source: int) -> bool:
-        """`source` is finished, whatever its neighbours still do."""
+        """Whether this source is finished, even if its neighbours are not."""
         return source not in self._live
 
     def settled(self, source: int) -> tuple[int, ...]:
-        """The tokens with which every hypothesis of `source` begins that can still win."""
+        """Returns the tokens with which every hypothesis of a source begins that can still win."""
         if source not in self._live:
             return self.finished[source][0].tokens
         place = self._live.index(source)
@@ -218,13 +249,13 @@ class Search:
         self._next, self._beams = self.stepper.begin(source, source_mask, begun)
         self._tokens = begun[:, None, 1:]  # (B, K, T)
         self._scores = self._next.new_zeros(len(prefixes), 1)
-        self._progress = Progress(self._outlines, shared, self.config.min_length, source.device)
+        self._outline_state = OutlineState(self._outlines, shared, self.config.min_length, source.device)
 
     @torch.inference_mode()
     def advance(self) -> None:
-        """Decode one more position of every source that is not finished."""
+        """Decodes one more position of every source that is not finished."""
         log_probabilities = self._next
-        self._progress.forbid(log_probabilities)
+        self._outline_state.forbid(log_probabilities)
         batch, beams = self._scores.shape
         ends = log_probabilities[:, END].view(batch, beams) + self._scores
         log_probabilities[:, END] = NEVER
@@ -241,7 +272,7 @@ class Search:
             self._extend(scores, parents, tokens)
 
     def _force(self, scores: Tensor, parents: Tensor, tokens: Tensor, ends: Tensor) -> None:
-        """Where the prefix is longer than what is decoded, go on with it at no cost."""
+        """Continues with the prefix at no cost, where it is longer than what is decoded."""
         wanted = self._prefixes[:, self._tokens.size(2), None]
         forced = wanted >= 0
         beam = torch.arange(scores.size(1), device=scores.device).expand_as(scores)
@@ -253,7 +284,7 @@ class Search:
         ends.masked_fill_(forced, NEVER)
 
     def _collect(self, ends: Tensor, scores: Tensor) -> None:
-        """Finish the hypotheses whose end is among the best continuations of their source."""
+        """Finishes the hypotheses whose end is among the best continuations of their source."""
         possible = ends > NEVER
         if not possible.any():
             return
@@ -269,7 +300,7 @@ class Search:
             self.finished[source] = best[: self.config.n_best]
 
     def _retire(self, scores: Tensor) -> None:
-        """Mark the sources that are finished: without live hypotheses they can do no harm."""
+        """Marks the sources that are finished, and gives them no live hypotheses."""
         for place, best in enumerate(scores[:, 0].tolist()):
             if self._live[place] >= 0 and self._is_finished(self._live[place], best):
                 self._live[place] = -1
@@ -278,7 +309,7 @@ class Search:
             self._live = []
 
     def _is_finished(self, source: int, best: float) -> bool:
-        """`best` is the score of the source's best live hypothesis."""
+        """Whether a source is finished, where `best` is the score of its best live hypothesis."""
         found = self.finished[source]
         if not best > NEVER:  # so that NaN ends, too
             if not found:
@@ -292,7 +323,7 @@ class Search:
         return bound <= found[-1].normalised
 
     def _extend(self, scores: Tensor, parents: Tensor, tokens: Tensor) -> None:
-        """Let the chosen beams go on, those of finished sources only until enough of them can leave."""
+        """Continues the chosen beams. Finished sources leave the batch once they are many."""
         finished = self._live.count(-1)
         if finished * 8 > len(self._live):
             kept = torch.tensor([place for place, source in enumerate(self._live) if source >= 0], device=scores.device)
@@ -300,10 +331,10 @@ class Search:
             scores, parents, tokens = (part.index_select(0, kept) for part in (scores, parents, tokens))
             self._tokens, self._prefixes = (part.index_select(0, kept) for part in (self._tokens, self._prefixes))
             self._beams.select(kept)
-            self._progress.select(kept)
+            self._outline_state.select(kept)
         batch, beams, _ = self._tokens.shape
         rows = parents + torch.arange(0, batch * beams, beams, device=parents.device)[:, None]
         self._scores = scores
         self._tokens = torch.cat([self._tokens.flatten(0, 1)[rows], tokens[:, :, None]], 2)
-        self._progress.follow(parents, tokens)
+        self._outline_state.follow(parents, tokens)
         self._next = self.stepper.step(tokens.flatten(), rows.flatten(), self._beams)

@@ -1,12 +1,12 @@
-"""Documents of any length through a model that reads windows of a certain length.
+"""Translation of documents of any length with a model that reads windows of limited length.
 
-A document is cut at sentence borders into windows of at most so many source tokens. Each
-window begins with the last sentences before it and, as a forced prefix of the target,
-their translations: so pronouns keep their antecedents and terms their translations. Every
-sentence comes back as exactly one sentence. One that is longer than a window is cut
-between words, and the translations of its pieces are joined; a blank one stays blank.
+A document is cut at sentence borders into windows of source tokens. Each window begins with
+the last sentences before it; their translations are a forced prefix of its target. So
+pronouns keep their antecedents and terms their translations. Every sentence comes back as
+exactly one sentence. A sentence that is longer than a window is cut between words, and the
+translations of its pieces are joined. A blank sentence stays blank.
 
-The windows of a document follow each other, those of different documents share batches.
+The windows of one document are translated in order. Windows of different documents share batches.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from reluformer.translation.stepper import AnyStepper
 from reluformer.translation.tokenizer import END, PAD, SEPARATOR, Tokenizer
 
 TRAINED_WINDOW = 512
-"""Source tokens of a window where neither the configuration nor the run says more."""
+"""The source tokens of a window, unless the configuration or the run says otherwise."""
 
 ReportProgress = Callable[[int, int], None]
-"""Called with the sentences translated so far and the sentences in all."""
+"""Is called with the number of translated sentences and the number of all sentences."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Translation:
 
     sentences: tuple[str, ...]
     score: float
-    """Log-probability of all windows together, each given the translations that it began with."""
+    """The log-probability of all windows together, each given the translations that it began with."""
 
 
 def translate_documents(
@@ -46,57 +46,67 @@ def translate_documents(
     config: DecodingConfig,
     report: ReportProgress | None = None,
 ) -> list[list[Translation]]:
-    """The n best translations of each document, best first.
+    """Translates documents.
 
-    Those of a document of many windows are put together from the n best of each window,
-    all of which began with the best translations of the windows before.
+    The n best translations of a long document are joined from the n best of each window.
+    Every window begins with the best translations of the windows before it.
+
+    Args:
+        stepper: The decoder.
+        tokenizer: The tokenizer of its model.
+        documents: Lists of sentences.
+        config: How to search, and the size of windows and batches.
+        report: Is called after each batch.
+
+    Returns:
+        The `config.n_best` translations of each document, best first.
     """
-    passages = [Passage(document, tokenizer, config) for document in documents]
+    windowed = [WindowedDocument(document, tokenizer, config) for document in documents]
     total = sum(map(len, documents))
-    waiting = [passage for passage in passages if not passage.done]
+    waiting = [document for document in windowed if not document.done]
     while waiting:
         for batch in _batches(waiting, config.batch_tokens):
-            windows = [passage.window() for passage in batch]
+            windows = [document.window() for document in batch]
             source, mask = padded([window.source for window in windows], stepper.device)
             outlines = [window.outline for window in windows]
             found = beam_search(stepper, source, mask, config=config, outlines=outlines)
-            for passage, hypotheses in zip(batch, found, strict=True):
-                passage.accept(hypotheses)
+            for document, hypotheses in zip(batch, found, strict=True):
+                document.accept(hypotheses)
             if report is not None:
-                report(sum(passage.finished_sentences for passage in passages), total)
-        waiting = [passage for passage in waiting if not passage.done]
+                report(sum(document.finished_sentences for document in windowed), total)
+        waiting = [document for document in waiting if not document.done]
     if report is not None:
         report(total, total)
-    return [passage.translations() for passage in passages]
+    return [document.translations() for document in windowed]
 
 
 def stream_document(
     stepper: AnyStepper, tokenizer: Tokenizer, document: Sequence[str], config: DecodingConfig
 ) -> Iterator[str]:
-    """The best translation a sentence at a time, each as soon as nothing can change it any more.
+    """Yields the sentences of the best translation, each as soon as nothing can change it.
 
     A sentence is settled when every hypothesis that can still win begins with it, so the
     sentences are exactly those of `translate_documents`.
     """
     config = config.replace(n_best=1)
-    passage = Passage(document, tokenizer, config)
+    windowed = WindowedDocument(document, tokenizer, config)
     sent = 0
-    while not passage.done:
-        window = passage.window()
+    while not windowed.done:
+        window = windowed.window()
         source, mask = padded([window.source], stepper.device)
         search = Search(stepper, source, mask, [window.outline], config)
         while not search.done:
             search.advance()
-            settled = passage.settled(search.settled(0))
+            settled = windowed.settled(search.settled(0))
             yield from settled[sent:]
             sent = max(sent, len(settled))
-        passage.accept(search.finished[0])
-    yield from passage.translations()[0].sentences[sent:]
+        windowed.accept(search.finished[0])
+    yield from windowed.translations()[0].sentences[sent:]
 
 
 @dataclass(frozen=True)
 class Window:
-    """What the model reads and must begin its answer with; units `first` to `stop` are new."""
+    """What the model reads, and the outline of its target. The units from `first` to before `stop` are new."""
 
     source: tuple[int, ...]
     outline: Outline
@@ -104,11 +114,16 @@ class Window:
     stop: int
 
 
-class Passage:
-    """A document on its way through the model, window after window.
+class WindowedDocument:
+    """A document that is translated window by window.
 
-    Its units are what the model takes for sentences: a sentence, or a piece of one that is
-    longer than a window.
+    It consists of units, which the model takes for sentences. A unit is a sentence, or a
+    piece of a sentence that is longer than a window.
+
+    Args:
+        document: The sentences.
+        tokenizer: The tokenizer of the model.
+        config: The size of a window, its context, and the number of translations.
     """
 
     def __init__(self, document: Sequence[str], tokenizer: Tokenizer, config: DecodingConfig) -> None:
@@ -126,16 +141,16 @@ class Passage:
 
     @property
     def done(self) -> bool:
-        """Every unit is translated."""
+        """Whether every unit is translated."""
         return len(self._done) == len(self._units)
 
     @property
     def finished_sentences(self) -> int:
-        """Sentences that are translated, blank ones included."""
+        """The number of translated sentences, blank ones included."""
         return sum(end <= len(self._done) for end in self._first_unit[1:])
 
     def window(self) -> Window:
-        """The next window: context, then as many new units as fit, at least one."""
+        """Returns the next window: its context, then as many new units as fit, at least one."""
         if self._window is None:
             self._window = self._next_window()
         return self._window
@@ -154,7 +169,7 @@ class Passage:
         return Window(source, Outline.of(source, self._config, prefix), first, stop)
 
     def accept(self, hypotheses: Sequence[Hypothesis]) -> None:
-        """Take the translations of the window."""
+        """Takes the translations of the window, best first, and moves on to the next one."""
         window, self._window = self.window(), None
         new = window.stop - window.first
         ranked = [hypotheses[min(rank, len(hypotheses) - 1)] for rank in range(self._config.n_best)]
@@ -163,26 +178,26 @@ class Passage:
         self._score = [total + hypothesis.score for total, hypothesis in zip(self._score, ranked, strict=True)]
 
     def translations(self) -> list[Translation]:
-        """The n best translations of the whole document."""
+        """Returns the n best translations of the whole document."""
         return [
             Translation(tuple(self._sentences([unit[rank] for unit in self._done])), score)
             for rank, score in enumerate(self._score)
         ]
 
     def settled(self, tokens: Sequence[int]) -> list[str]:
-        """The sentences that are complete when the next window's target begins with `tokens`."""
+        """Returns the sentences that are complete if the target of the window begins with `tokens`."""
         window = self.window()
         context = window.outline.prefix.count(SEPARATOR)
         new = _split(tokens)[context:-1]
         return self._sentences([*(unit[0] for unit in self._done), *new])
 
     def _sentences(self, units: Sequence[Sequence[int]]) -> list[str]:
-        """As many sentences as `units` complete."""
+        """Returns the sentences that `units` complete."""
         spans = [span for span in pairwise(self._first_unit) if span[1] <= len(units)]
         return [" ".join(self._tokenizer.decode(unit) for unit in units[start:stop]) for start, stop in spans]
 
     def _context(self, first: int) -> int:
-        """The first unit of the context: at most half of a window goes to it, and the next unit must fit."""
+        """Returns the first unit of the context, which takes at most half of a window and leaves room for a unit."""
         if self._size == "sentence" or first >= len(self._units):
             return first
         room = min(self._size // 2, self._size - len(self._units[first]) - 1)
@@ -193,7 +208,7 @@ class Passage:
         return start
 
     def _pieces(self, sentence: str) -> list[list[int]]:
-        """The tokens of a sentence; cut between words, or inside a word, where they exceed a window."""
+        """Returns the tokens of a sentence. Where they exceed a window, they are cut between or inside words."""
         if not sentence.strip():
             return []
         tokens = self._tokenizer.encode(sentence)
@@ -211,7 +226,11 @@ class Passage:
 
 
 def padded(rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor | None]:
-    """Token rows as one tensor (B, T), and which of it are tokens; None = all."""
+    """Pads rows of tokens to one length.
+
+    Returns:
+        The tokens (B, T), and a mask (B, T) that is True at tokens, or None where nothing is padded.
+    """
     longest = max(map(len, rows), default=0)
     tokens = torch.tensor([[*row, *[PAD] * (longest - len(row))] for row in rows], dtype=torch.long, device=device)
     tokens = tokens.view(len(rows), longest)
@@ -221,28 +240,28 @@ def padded(rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") ->
     return tokens, torch.arange(longest, device=device) < lengths
 
 
-def _batches(passages: Sequence[Passage], batch_tokens: int) -> Iterator[list[Passage]]:
-    """Passages whose next windows are of similar length; at least one, at most `batch_tokens` with padding."""
+def _batches(documents: Sequence[WindowedDocument], batch_tokens: int) -> Iterator[list[WindowedDocument]]:
+    """Yields documents whose next windows have similar lengths; a batch has at most `batch_tokens` with padding."""
     measured = []
-    for number, passage in enumerate(passages):
-        window = passage.window()
+    for number, document in enumerate(documents):
+        window = document.window()
         measured.append((len(window.source), len(window.outline.prefix), number))
     measured.sort(reverse=True)
     start = 0
     while start < len(measured):
         stop = start + max(1, batch_tokens // measured[start][0])
-        yield [passages[number] for _, _, number in measured[start:stop]]
+        yield [documents[number] for _, _, number in measured[start:stop]]
         start = stop
 
 
 def _joined(sentences: Sequence[Sequence[int]], last: int) -> tuple[int, ...]:
-    """Sentences with separators between them and `last` behind the last one."""
+    """Joins sentences with separators, and `last` behind the last one."""
     tokens = [token for sentence in sentences for token in (*sentence, SEPARATOR)]
     return (*tokens[:-1], last) if tokens else ()
 
 
 def _split(tokens: Sequence[int]) -> list[tuple[int, ...]]:
-    """The sentences between separators."""
+    """Splits tokens at separators into sentences."""
     sentences: list[list[int]] = [[]]
     for token in tokens:
         if token == SEPARATOR:

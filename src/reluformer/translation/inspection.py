@@ -1,6 +1,7 @@
-"""What each output token read: the weights of cross attention, and the learned slots that fired.
+"""Read maps: which source tokens each output token read, and which learned slots fired.
 
-A weight of a sparse rule that is zero is exactly zero, and only the others are listed.
+A read map lists the weights that are not exactly zero: those of cross attention, and the
+greatest of each feed-forward memory. `tokenize_words` says to which word a token belongs.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class HeadReads:
     layer: int
     head: int
     rows: tuple[Row, ...]
-    """For each target token the (place in the source, weight) of all that its prediction read."""
+    """For each target token, the (place in the source, weight) of all that its prediction read."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,11 @@ class SlotReads:
 
     layer: int
     slots: int
-    """How many there are."""
+    """The number of slots of the memory."""
     fired: tuple[int, ...]
-    """For each target token how many had a weight that is not zero."""
+    """For each target token, the number of slots whose weight is not zero."""
     rows: tuple[Row, ...]
-    """For each target token the (slot, weight) of those with the greatest weights, in falling order."""
+    """For each target token, the (slot, weight) of the greatest weights, in falling order."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,13 @@ class ReadMap:
 
     @property
     def zero_fraction(self) -> float:
-        """Share of all weights that are exactly zero."""
+        """The share of all weights that are exactly zero."""
         weights = len(self.heads) * len(self.source) * len(self.target)
         listed = sum(len(row) for head in self.heads for row in head.rows)
         return 1 - listed / weights if weights else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Returns plain data for JSON."""
         return {**asdict(self), "zero_fraction": self.zero_fraction}
 
 
@@ -77,10 +78,25 @@ def read_map(
     head: int | None = None,
     slots: int = 0,
 ) -> ReadMap:
-    """What was read to predict each token of `target` (with its end) from `source` (with its end).
+    """Returns what the model reads to predict each token of a target.
 
-    `layer` and `head` choose one of each, counted from 0; None = all. At most so many
-    `slots` of each feed-forward memory are listed for a token.
+    Args:
+        model: The model.
+        source: The token ids of the source, with its end.
+        target: The token ids of the target, with its end.
+        layer: The decoder layer to read from, counted from 0; None for all.
+        head: The head to read from, counted from 0; None for all.
+        slots: The most slots of each feed-forward memory to list for a token.
+
+    Raises:
+        ArgumentError: The layer or head does not exist, or a sequence is empty.
+
+    Example:
+        >>> import reluformer as rf
+        >>> model = rf.ReLUFormer(rf.ModelConfig(vocab_size=20, width=16, heads=2, decoder_layers=1))
+        >>> found = read_map(model, source=[7, 8, 2], target=[9, 2], head=0)
+        >>> len(found.heads), len(found.heads[0].rows)
+        (1, 2)
     """
     layers = _chosen("layer", layer, model.config.decoder_layers)
     heads = _chosen("head", head, model.config.heads)
@@ -122,7 +138,7 @@ def _cross_read(block: Block) -> TokenRead:
 
 
 def _sparse(weights: Tensor) -> tuple[Row, ...]:
-    """(T, S) -> the places and values that are not zero, row by row."""
+    """Returns the places and values of weights (T, S) that are not zero, row by row."""
     rows: list[list[tuple[int, float]]] = [[] for _ in range(weights.size(0))]
     places = weights.nonzero()
     for (row, place), value in zip(places.tolist(), weights[places[:, 0], places[:, 1]].tolist(), strict=True):
@@ -131,7 +147,7 @@ def _sparse(weights: Tensor) -> tuple[Row, ...]:
 
 
 def _slot_reads(layer: int, weights: Tensor, most: int) -> SlotReads:
-    """weights: (T, slots)."""
+    """Returns the greatest of the weights (T, slots) of each row."""
     values, places = weights.topk(min(most, weights.size(1)), dim=1)
     rows = (
         tuple((place, value) for place, value in zip(*row, strict=True) if value != 0)
@@ -154,16 +170,16 @@ SENTENCE_END, DOCUMENT_END = "<sep>", "<end>"
 
 @dataclass(frozen=True)
 class Word:
-    """A word, or the mark behind a sentence, and the number of its sentence in the document."""
+    """A word, or the mark behind a sentence, with the number of its sentence in the document."""
 
     text: str
     sentence: int
     is_mark: bool = False
-    """Not of the text, which may hold the same letters: a token that ends a sentence or the window."""
+    """Whether this is a token that ends a sentence or the window. The text may hold the same letters."""
 
 
-def parts_of(tokenizer: Tokenizer, sentences: Sequence[str], window: int | str | None) -> Iterator[list[str]]:
-    """Neighbouring sentences that fit into a window; a longer sentence alone."""
+def split_into_windows(tokenizer: Tokenizer, sentences: Sequence[str], window: int | str | None) -> Iterator[list[str]]:
+    """Yields neighbouring sentences that fit into a window of tokens together; a longer sentence comes alone."""
     most = 0 if window == "sentence" else int(window or TRAINED_WINDOW)
     part: list[str] = []
     room = most
@@ -177,10 +193,18 @@ def parts_of(tokenizer: Tokenizer, sentences: Sequence[str], window: int | str |
         yield part
 
 
-def laid_out(tokenizer: Tokenizer, sentences: Sequence[str], first: int) -> tuple[list[tuple[int, int]], list[Word]]:
-    """The tokens of a window, each with the place of its word, and the words; `first` numbers its sentences.
+def tokenize_words(
+    tokenizer: Tokenizer, sentences: Sequence[str], first: int
+) -> tuple[list[tuple[int, int]], list[Word]]:
+    """Tokenizes the sentences of a window word by word; the tokenizer never joins text across white space.
 
-    The tokenizer never joins text across white space, so words are encoded one by one.
+    Args:
+        tokenizer: The tokenizer.
+        sentences: The sentences of the window.
+        first: The number of the first sentence in its document.
+
+    Returns:
+        The tokens, each with the index of its word, and the words.
     """
     tokens: list[tuple[int, int]] = []
     words: list[Word] = []

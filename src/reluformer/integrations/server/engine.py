@@ -27,7 +27,7 @@ from reluformer.integrations.server.limits import Limits, busy, failed, shutting
 from reluformer.integrations.server.model_registry import ServedModel
 from reluformer.integrations.server.monitoring import LOGGER, Metrics
 from reluformer.translation.beam_search import Search
-from reluformer.translation.documents import Passage, Translation, padded
+from reluformer.translation.documents import Translation, WindowedDocument, padded
 
 _log = logging.getLogger(LOGGER)
 
@@ -104,7 +104,7 @@ class Job(Work):
         super().__init__(model)
         base = model.translator.config
         self.config = base.replace(n_best=n_best, beam=max(n_best, base.beam))
-        self.passages = [Passage(document, model.translator.tokenizer, self.config) for document in documents]
+        self.passages = [WindowedDocument(document, model.translator.tokenizer, self.config) for document in documents]
         self.alone = False
         """True if the job is decoded in batches of its own, because a shared batch failed."""
         self._on_sentence = on_sentence

@@ -14,7 +14,7 @@ from itertools import pairwise
 from reluformer.integrations.server.limits import Limits, RequestError, too_large
 from reluformer.integrations.server.model_registry import ServedModel
 from reluformer.translation import formats
-from reluformer.translation.inspection import ReadMap, Word, laid_out, parts_of, read_map
+from reluformer.translation.inspection import ReadMap, Word, read_map, split_into_windows, tokenize_words
 
 TOP_SLOTS = 32
 MAX_WEIGHTS = 2_000_000
@@ -43,7 +43,7 @@ def source_parts(model: ServedModel, text: str) -> list[list[str]]:
     sentences = _sentences(model, text)
     if not sentences:
         raise RequestError(400, "nothing_to_read", "'q' holds no sentence", "send some words")
-    return list(parts_of(model.translator.tokenizer, sentences, model.translator.config.window_tokens))
+    return list(split_into_windows(model.translator.tokenizer, sentences, model.translator.config.window_tokens))
 
 
 def target_parts(model: ServedModel, parts: Sequence[Sequence[str]], text: str | list[str]) -> list[list[str]]:
@@ -85,7 +85,7 @@ def tokenize(model: ServedModel, parts: Sequence[Sequence[str]], limits: Limits,
     """
     tokenized, first = [], 0
     for part in parts:
-        tokenized.append(TokenizedPart(*laid_out(model.translator.tokenizer, part, first)))
+        tokenized.append(TokenizedPart(*tokenize_words(model.translator.tokenizer, part, first)))
         first += len(part)
     if sum(len(part.tokens) for part in tokenized) > limits.inspected_tokens:
         raise too_large(what, limits.inspected_tokens, "tokens")

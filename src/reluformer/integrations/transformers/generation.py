@@ -20,7 +20,7 @@ from reluformer.errors import ArgumentError
 from reluformer.integrations.transformers.modeling import ReLUFormerForConditionalGeneration
 from reluformer.integrations.transformers.tokenization import ReLUFormerTokenizer, check_fingerprint
 from reluformer.translation import formats
-from reluformer.translation.beam_search import Outline, Progress
+from reluformer.translation.beam_search import Outline, OutlineState
 from reluformer.translation.recipe import DecodingConfig
 from reluformer.translation.translator import Translator
 
@@ -53,12 +53,12 @@ class OutlineProcessor(LogitsProcessor):
         if rest:
             raise ArgumentError(f"{input_ids.size(0)} rows but {len(self.outlines)} sources; make one for each batch")
         outlines = [outline for outline in self.outlines for _ in range(beams)]
-        progress = Progress(outlines, 0, self._min_length, input_ids.device)
+        state = OutlineState(outlines, 0, self._min_length, input_ids.device)
         first = torch.zeros(len(outlines), 1, dtype=torch.long, device=input_ids.device)
         for tokens in input_ids[:, 1:].unbind(1):
-            progress.follow(first, tokens[:, None])
+            state.follow(first, tokens[:, None])
         allowed = scores.clone()
-        progress.forbid(allowed)
+        state.forbid(allowed)
         return allowed
 
 
