@@ -27,10 +27,27 @@ _STRIP_BATCHES = 3  # least padding on sentences and on documents, for 2048 to 8
 
 
 class BatchPlan:
-    """The batches of all steps of a training.
+    """A batch plan knows the batches of all steps of a training.
 
     `tokens_per_batch` bounds rows times the longest row, on the longer of the two sides:
     neither the source nor the target of a batch has more cells than that, padding included.
+
+    Args:
+        source_lengths: Source tokens of every segment, (N,).
+        target_lengths: Target tokens of every segment, (N,).
+        tokens_per_batch: The most cells of a batch on either side.
+        seed: Another seed gives another order.
+
+    Raises:
+        ArgumentError: The longest segment does not fit into a batch, or the lengths do not match.
+
+    Example:
+        >>> from reluformer.translation.batches import BatchPlan
+        >>> plan = BatchPlan([3, 5, 3, 5], [3, 5, 3, 5], tokens_per_batch=10, seed=0)
+        >>> plan.steps_per_epoch
+        2
+        >>> sorted(plan.batch(0) + plan.batch(1))
+        [0, 1, 2, 3]
     """
 
     def __init__(self, source_lengths: Lengths, target_lengths: Lengths, tokens_per_batch: int, seed: int) -> None:
@@ -44,13 +61,19 @@ class BatchPlan:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches in which every segment occurs exactly once."""
+        """The number of batches in which every segment occurs exactly once."""
         return len(self._cuts) - 1
 
     def batch(self, step: int, rank: int = 0, world: int = 1) -> list[int]:
-        """The segments of a global step (from 0), or the share that process `rank` of `world` has of them.
+        """Returns the numbers of the segments of a step.
 
-        The shares of all ranks together are the batch; one is empty only if the batch has fewer rows than `world`.
+        The shares of all ranks together are the batch. A share is empty only if the batch has
+        fewer rows than `world`.
+
+        Args:
+            step: The global step, from 0.
+            rank: The process whose share is wanted.
+            world: The number of processes.
         """
         if step < 0 or not 0 <= rank < world:
             raise ArgumentError(
@@ -64,12 +87,12 @@ class BatchPlan:
 
     @property
     def padding(self) -> float:
-        """Share of a batch's cells that are padding, both sides together, over the first epoch."""
+        """The share of cells that are padding, both sides together, over the first epoch."""
         segments, _ = self._plan(0)
         return padded_share(np.split(segments, self._cuts[1:-1]), self._source, self._target)
 
     def _plan(self, epoch: int) -> tuple[Indices, Indices]:
-        """All segments of an epoch in a line, and the order in which its batches are taken; the last one is kept."""
+        """Returns all segments of an epoch in a line, and the order of its batches; the last epoch is kept."""
         if self._epoch is None or self._epoch[0] != epoch:
             # raw bits, because numpy keeps those equal between versions, but not its own shuffling
             bits = np.random.PCG64(np.random.SeedSequence([self.seed, epoch]))
@@ -81,7 +104,7 @@ class BatchPlan:
 
 
 def sorted_batches(source_lengths: Lengths, target_lengths: Lengths, tokens_per_batch: int) -> Iterator[list[int]]:
-    """Every segment once, in batches of like length, short targets first: for validation."""
+    """Yields every segment once, in batches of similar length with short targets first, for validation."""
     source, target = _checked(source_lengths, target_lengths, tokens_per_batch)
     line = np.argsort(_buckets(source, target, tokens_per_batch), kind="stable")
     for start, end in pairwise(_cuts(source[line], target[line], tokens_per_batch)):
@@ -89,7 +112,7 @@ def sorted_batches(source_lengths: Lengths, target_lengths: Lengths, tokens_per_
 
 
 def padded_share(batches: Sequence[Indices], source: Lengths, target: Lengths) -> float:
-    """Share of cells that are padding when these batches are collated, both sides together."""
+    """Returns the share of cells that are padding when these batches are collated, both sides together."""
     cells = tokens = 0
     for batch in batches:
         for lengths in (np.asarray(source)[batch], np.asarray(target)[batch]):
@@ -115,14 +138,14 @@ def _checked(source: Lengths, target: Lengths, tokens_per_batch: int) -> tuple[I
 
 
 def _upper(lengths: Indices) -> Indices:
-    """Lengths rounded up to those that buckets have: every one below 64, then about one in 3 %."""
+    """Rounds lengths up to those that buckets have: every one below 64, then steps of about 3 %."""
     width: Indices = 2 ** np.maximum(np.floor(np.log2(lengths)).astype(np.int64) - 5, 0)
     upper: Indices = -(-lengths // width) * width
     return upper
 
 
 def _buckets(source: Indices, target: Indices, tokens_per_batch: int) -> Indices:
-    """The bucket of each segment, numbered so that neighbours are alike on both sides.
+    """Returns the bucket of each segment, numbered so that neighbours are alike on both sides.
 
     Target lengths are gathered into strips of a few batches each; a strip is swept by source
     length, upwards and downwards by turns.
@@ -146,7 +169,7 @@ def _buckets(source: Indices, target: Indices, tokens_per_batch: int) -> Indices
 
 
 def _cuts(source: Indices, target: Indices, tokens_per_batch: int) -> Indices:
-    """Where a line of segments is cut so that every batch is as large as `tokens_per_batch` allows."""
+    """Returns where a line of segments is cut so that every batch is as large as `tokens_per_batch` allows."""
     longer = np.maximum(source, target)
     cuts = [0]
     while cuts[-1] < len(longer):
@@ -157,8 +180,8 @@ def _cuts(source: Indices, target: Indices, tokens_per_batch: int) -> Indices:
     return np.array(cuts, dtype=np.int64)
 
 
-class Pair(Protocol):
-    """Token ids of a source and its target, each with its end token; a `Segment` is one."""
+class TokenPair(Protocol):
+    """A token pair has the token ids of a source and its target, each with its end token; a `Segment` is one."""
 
     @property
     def source(self) -> npt.NDArray[np.integer]: ...
@@ -168,7 +191,7 @@ class Pair(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows padded on the right. Masks are True where a token is, None where nothing is padded."""
+    """A batch has rows padded on the right. Masks are True where a token is, None where nothing is padded."""
 
     source: Tensor
     """(B, S) int64"""
@@ -181,7 +204,7 @@ class Batch:
     target_mask: Tensor | None
     """(B, T) bool"""
     target_tokens: int
-    """Tokens to predict, without padding."""
+    """The number of tokens to predict, without padding."""
 
     @property
     def inputs(self) -> tuple[Tensor | None, ...]:
@@ -195,12 +218,12 @@ class Batch:
 
     @property
     def cells(self) -> int:
-        """Positions of both sides, padding included."""
+        """The number of positions of both sides, padding included."""
         return self.source.numel() + self.target_in.numel()
 
     @property
     def padding(self) -> int:
-        """Positions of both sides that hold padding."""
+        """The number of positions of both sides that hold padding."""
         masks = (mask for mask in (self.source_mask, self.target_mask) if mask is not None)
         return sum(mask.numel() - int(mask.sum()) for mask in masks)
 
@@ -216,8 +239,20 @@ class Batch:
         )
 
 
-def collate(items: Sequence[Pair], pad_id: int, begin_id: int) -> Batch:
-    """Segments as one padded batch."""
+def collate(items: Sequence[TokenPair], pad_id: int, begin_id: int) -> Batch:
+    """Pads segments to one batch.
+
+    Args:
+        items: The segments, B of them.
+        pad_id: The token that fills the rows.
+        begin_id: The token that every target begins with.
+
+    Returns:
+        The source (B, S) and the target (B, T) with their masks.
+
+    Raises:
+        ArgumentError: There are no segments.
+    """
     if not items:
         raise ArgumentError("a batch needs at least one segment")
     source, source_mask = _padded([item.source for item in items], pad_id)

@@ -43,7 +43,7 @@ def read_documents(
     languages: tuple[str, str] = ("en", "de"),
     split: Split = "train",
 ) -> Iterator[Document]:
-    """Read the documents of a split, one at a time.
+    """Reads the documents of a split, one at a time.
 
     Args:
         source: The files of the split, or the options of the embedded corpus.
@@ -91,16 +91,16 @@ class SplitSummary:
 
     @property
     def mean_length(self) -> float:
-        """Return the mean number of tokens of a segment, over both sides."""
+        """Returns the mean number of tokens of a segment, over both sides."""
         return (self.source_tokens + self.target_tokens) / (2 * self.segments) if self.segments else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
+        """Returns plain data for JSON."""
         return {**vars(self), "mean_length": round(self.mean_length, 2), "skipped": self.skipped.to_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SplitSummary:
-        """Read what `to_json` wrote."""
+        """Reads what `to_json` wrote."""
         return cls(
             documents=int(data["documents"]),
             sentences=int(data["sentences"]),
@@ -122,7 +122,7 @@ class CorpusSummary:
     reused: bool = False
 
     def table(self) -> Table:
-        """Return the figures by split as a table."""
+        """Returns the figures by split as a table."""
         title = f"{escape(str(self.directory))}: vocabulary of {self.vocab_size:,}"
         table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column("split")
@@ -137,7 +137,7 @@ class CorpusSummary:
         return table
 
     def skipped_table(self) -> Table | None:
-        """Return what was left out or changed, why, and where first; None when there is nothing to report."""
+        """Returns what was left out or changed, why, and where first; None when there is nothing to report."""
         table = Table(title="left out or changed")
         for name in ("split", "reason", "count", "first places"):
             table.add_column(name, justify="right" if name == "count" else "left")
@@ -147,7 +147,7 @@ class CorpusSummary:
         return table if table.row_count else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
+        """Returns plain data for JSON."""
         return {
             "directory": str(self.directory),
             "vocab_size": self.vocab_size,
@@ -196,7 +196,7 @@ class PreparedCorpus:
                 raise StorageError(f"{path}: {state}; prepare the data again")
 
     def store(self, split: Split) -> SegmentStore:
-        """Open the segments of a split."""
+        """Opens the segments of a split."""
         self._check_split(split)
         store = SegmentStore(self.directory / store_name(split))
         if len(store) != self.summary.splits[split].segments:
@@ -204,7 +204,7 @@ class PreparedCorpus:
         return store
 
     def documents(self, split: Split) -> Iterator[Document]:
-        """Read the texts of a split from the files that the configuration names; `summary` counted their problems."""
+        """Reads the texts of a split from the files that the configuration names; `summary` counted their problems."""
         self._check_split(split)
         config = self.config
         languages = (config.source_lang, config.target_lang)
@@ -216,12 +216,12 @@ class PreparedCorpus:
 
 
 def store_name(split: Split) -> str:
-    """Return the file name of the segments of a split."""
+    """Returns the file name of the segments of a split."""
     return f"{split}.arrow"
 
 
 def write_manifest(summary: CorpusSummary, config: DataConfig, key: str) -> None:
-    """Write the manifest, which declares a directory finished; it is written last."""
+    """Writes the manifest, which declares a directory finished; it is written last."""
     files = [store_name(split) for split in summary.splits]
     manifest = {
         "format": FORMAT,
@@ -235,7 +235,7 @@ def write_manifest(summary: CorpusSummary, config: DataConfig, key: str) -> None
 
 
 def prepare(config: DataConfig, directory: str | Path, progress: PrepareProgress | None = None) -> CorpusSummary:
-    """Tokenize all splits of a corpus and cut them into segments.
+    """Tokenizes all splits of a corpus and cut them into segments.
 
     A directory that holds the result of the same configuration and files is left as it is.
     A second process that prepares it at the same time waits for the first.
@@ -269,7 +269,7 @@ def prepare(config: DataConfig, directory: str | Path, progress: PrepareProgress
 
 
 def _key(config: DataConfig) -> str:
-    """Return a hash that changes with the configuration, the files that it names, and the format."""
+    """Returns a hash that changes with the configuration, the files that it names, and the format."""
     inputs: dict[str, Any] = {split: _state(source) for split, source in config.splits.items()}
     if config.tokenizer.path is not None:
         inputs["tokenizer"] = Tokenizer.load(config.tokenizer.path).fingerprint
@@ -278,7 +278,7 @@ def _key(config: DataConfig) -> str:
 
 
 def _state(source: CorpusSource) -> Any:
-    """Return size and time of each file; for generated documents, the version that generates them."""
+    """Returns size and time of each file; for generated documents, the version that generates them."""
     if source.embedded is not None:
         return reluformer.__version__
     try:
@@ -288,7 +288,7 @@ def _state(source: CorpusSource) -> Any:
 
 
 def _already_prepared(directory: Path, key: str) -> CorpusSummary | None:
-    """Return the summary of a directory that was prepared from the same configuration and files, else None."""
+    """Returns the summary of a directory that was prepared from the same configuration and files, else None."""
     try:
         found = PreparedCorpus(directory)
         for split in found.summary.splits:
@@ -306,7 +306,7 @@ def _tokenizer(config: DataConfig, report: PrepareProgress) -> Tokenizer:
 
 
 def _read(config: DataConfig, split: Split, skipped: Skipped) -> Iterator[Document]:
-    """Read the documents of a split; raise a `DataError` if there are none."""
+    """Reads the documents of a split; raises a `DataError` if there are none."""
     source = config.splits[split]
     languages = (config.source_lang, config.target_lang)
     count = 0

@@ -73,19 +73,19 @@ class Skipped:
     places: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, reason: SkipReason, place: str) -> None:
-        """Count one case; `place` says where it is."""
+        """Counts one case; `place` says where it is."""
         self.counts[reason] = self.counts.get(reason, 0) + 1
         kept = self.places.setdefault(reason, [])
         if len(kept) < PLACES_KEPT:
             kept.append(place)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the tally as plain data."""
+        """Returns the tally as plain data."""
         return {str(reason): {"count": count, "places": self.places[reason]} for reason, count in self.counts.items()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Skipped:
-        """Read what `to_json` wrote."""
+        """Reads what `to_json` wrote."""
         return cls(
             {reason: int(entry["count"]) for reason, entry in data.items()},
             {reason: [str(place) for place in entry["places"]] for reason, entry in data.items()},
@@ -107,7 +107,7 @@ class DocumentAssembler:
     by_line: bool = False
 
     def documents(self, pairs: Iterable[SentencePair | None], path: Path) -> Iterator[Document]:
-        """Yield the documents of a file.
+        """Yields the documents of a file.
 
         Args:
             pairs: The sentence pairs of the file; None ends a document.
@@ -136,7 +136,7 @@ class DocumentAssembler:
         yield from open_document.close(self.skipped)
 
     def document(self, id: str, src: Sequence[str], tgt: Sequence[str], place: str) -> Iterator[Document]:
-        """Yield one document whose sentences are known, unless none of them remains."""
+        """Yields one document whose sentences are known, unless none of them remains."""
         places = (f"{place} sentence {index}" for index in range(1, len(src) + 1))
         kept = [pair for pair in map(self._clean_pair, src, tgt, places) if pair]
         if kept:
@@ -146,7 +146,7 @@ class DocumentAssembler:
             self.skipped.add(SkipReason.NO_SENTENCES, place)
 
     def _clean_pair(self, src: str | None, tgt: str | None, place: str) -> tuple[str, str] | None:
-        """Return the cleaned pair, or None when it is dropped; both are counted."""
+        """Returns the cleaned pair, or None when it is dropped; both are counted."""
         if src is None or tgt is None:
             self.skipped.add(SkipReason.TOO_LONG, place)
             return None
@@ -181,7 +181,7 @@ class _OpenDocument:
             self.pairs.append(pair)
 
     def close(self, skipped: Skipped) -> Iterator[Document]:
-        """Yield the document, unless it has no sentences, and begin the next."""
+        """Yields the document, unless it has no sentences, and begins the next."""
         if self.pairs:
             src, tgt = zip(*self.pairs, strict=True)
             yield Document(f"{self.path.name}:{self.first_line}", src, tgt)

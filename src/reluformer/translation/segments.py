@@ -35,9 +35,10 @@ ENCODE_SENTENCES = 4096
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """Token ids of consecutive sentences: `sentences` of them from `first_sentence` (from 0) of `document` on.
+    """A segment has the token ids of consecutive sentences of a document.
 
-    Where documents were joined, the count runs on through the documents that follow.
+    There are `sentences` of them, from `first_sentence` (from 0) of `document` on. Where
+    documents were joined, the count runs on through the documents that follow.
     """
 
     document: str
@@ -49,14 +50,18 @@ class Segment:
 
 @dataclass(frozen=True)
 class EncodedDocument:
-    """A document as token ids, one pair a sentence."""
+    """An encoded document has token ids, one pair a sentence."""
 
     id: str
     pairs: list[EncodedPair]
 
 
 def encode_documents(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[EncodedDocument]:
-    """Documents as token ids, encoded a few thousand sentences at a time."""
+    """Encodes documents, a few thousand sentences at a time.
+
+    Raises:
+        ArgumentError: A document has no translation.
+    """
     waiting: list[Document] = []
     sentences = 0
     for document in documents:
@@ -85,11 +90,24 @@ def cut(
     limits: Limits | None = None,
     skipped: Skipped | None = None,
 ) -> Iterator[Segment]:
-    """The segments of `documents`, in order.
+    """Cuts documents into segments, in order.
 
     A document that fits into one segment is never cut. A sentence that fits into none is
     dropped and counted, never truncated; the segment before it ends there. The documents
     whose sentences are to stand alone are spread evenly.
+
+    Args:
+        documents: The encoded documents.
+        config: How long a segment is, and which documents share one.
+        limits: The longest sentence, where segments are single sentences.
+        skipped: The tally that counts the sentences that are dropped.
+
+    Example:
+        >>> from reluformer.translation.recipe import SegmentConfig
+        >>> from reluformer.translation.segments import EncodedDocument, cut
+        >>> document = EncodedDocument("a", [([10, 11], [20]), ([12, 13, 14, 15], [21])])
+        >>> [segment.source.tolist() for segment in cut([document], SegmentConfig(segment_tokens=8))]
+        [[10, 11, 3, 12, 13, 14, 15, 2]]
     """
     skipped = Skipped() if skipped is None else skipped
     sentences = config.segment_tokens == "sentence"
@@ -116,7 +134,7 @@ def cut(
 
 
 def _group(document_id: str) -> str:
-    """What documents share that may be joined: the id up to its last '/', or all of it where there is none."""
+    """Returns what joined documents share: the id up to its last '/', or all of it where there is none."""
     return document_id.rpartition("/")[0] or document_id
 
 
@@ -143,7 +161,7 @@ class _OpenSegment:
         self.target_tokens += len(pair[1]) + 1
 
     def close(self) -> Iterator[Segment]:
-        """The segment, unless it is empty, and begin the next."""
+        """Yields the segment, unless it is empty, and begins the next."""
         if self.pairs:
             source, target = (_sequence([pair[side] for pair in self.pairs]) for side in (0, 1))
             yield Segment(self.document, self.first_sentence, len(self.pairs), source, target)
@@ -163,11 +181,11 @@ FORMAT = 1
 _FORMAT_KEY, _VOCABULARY_KEY = b"reluformer.segments", b"reluformer.vocab_size"
 BATCH_ROWS, BATCH_TOKENS = 4096, 2**20
 
-Lengths = npt.NDArray[np.int32]
+TokenCounts = npt.NDArray[np.int32]
 
 
 def write_segments(segments: Iterable[Segment], path: Path, vocab_size: int) -> int:
-    """Write a store, whole or not at all, holding a few thousand segments at a time; returns how many."""
+    """Writes a store, whole or not at all, a few thousand segments at a time; returns their number."""
     schema = _schema(vocab_size)
     count = 0
     with whole_file(path) as file, pa.ipc.new_file(file, schema) as writer:
@@ -223,7 +241,11 @@ def _token_lists(sequences: list[npt.NDArray[np.integer]], token: Any) -> Any:
 
 
 class SegmentStore:
-    """Segments by number, straight from the memory-mapped file."""
+    """A store gives segments by number, straight from the memory-mapped file.
+
+    Raises:
+        StorageError: The file is missing, damaged, or no store of this version.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -264,16 +286,16 @@ class SegmentStore:
         return self._columns[batch].segment(index - int(self._starts[batch]))
 
     @property
-    def source_lengths(self) -> Lengths:
-        """Source tokens of every segment."""
+    def source_lengths(self) -> TokenCounts:
+        """The number of source tokens of every segment, (N,)."""
         return self._lengths("source")
 
     @property
-    def target_lengths(self) -> Lengths:
-        """Target tokens of every segment."""
+    def target_lengths(self) -> TokenCounts:
+        """The number of target tokens of every segment, (N,)."""
         return self._lengths("target")
 
-    def _lengths(self, side: str) -> Lengths:
+    def _lengths(self, side: str) -> TokenCounts:
         parts = [np.diff(columns.offsets[side]) for columns in self._columns]
         return np.concatenate([np.zeros(0, dtype=np.int32), *parts])
 

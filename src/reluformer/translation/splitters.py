@@ -83,13 +83,13 @@ _BEFORE_ORDINAL = _words(
 
 
 def _possible_ends(text: str) -> Iterator[int]:
-    """Yield the offsets behind which a sentence may end, in order."""
+    """Yields the offsets behind which a sentence may end, in order."""
     for match in _END.finditer(text):
         yield match.end()
 
 
 def _is_sentence_end(text: str, end: int) -> bool:
-    """Return whether a sentence ends at the possible end `end`."""
+    """Returns whether a sentence ends at the possible end `end`."""
     before = text[max(0, end - _LOOKBACK) : end].rstrip(_CLOSING)
     if not before.endswith(tuple(_STOPS)) or _BREAK.match(text, end):
         return True
@@ -103,7 +103,7 @@ def _is_sentence_end(text: str, end: int) -> bool:
 
 
 def _goes_on(before: str, next_word: str) -> bool:
-    """Return whether the lone full stop behind `before` belongs to an abbreviation or ordinal."""
+    """Returns whether the lone full stop behind `before` belongs to an abbreviation or ordinal."""
     previous, word = ["", "", *re.split(r"\s+", before)][-2:]
     word = _OPENED.split(word)[-1]
     key, next_key = word.lower(), next_word.lower()
@@ -124,7 +124,7 @@ def _goes_on(before: str, next_word: str) -> bool:
 
 
 def _numbers_an_item(previous: str, word: str) -> bool:
-    """Return whether a sentence begins with `word`, as in `1. Foo` or `a. Foo`."""
+    """Returns whether a sentence begins with `word`, as in `1. Foo` or `a. Foo`."""
     if not ((word.isdigit() and len(word) <= 2) or (len(word) == 1 and word.isalpha())):
         return False
     abbreviated = previous[:-1].lower() in _NEVER_LAST | _BEFORE_NUMBER | _MAY_BE_LAST or len(previous) == 2
@@ -142,7 +142,7 @@ class SplitText:
     separators: tuple[str, ...]
 
     def join(self, sentences: Sequence[str] | None = None) -> str:
-        """Return the text again, with other sentences in their places if some are given."""
+        """Returns the text again, with other sentences in their places if some are given."""
         filled = self.sentences if sentences is None else sentences
         if len(filled) != len(self.sentences):
             raise ArgumentError(f"expected {len(self.sentences)} sentences, got {len(filled)}")
@@ -150,7 +150,7 @@ class SplitText:
         return "".join(separator + sentence for separator, sentence in pairs) + self.separators[-1]
 
     def __iter__(self) -> Iterator[tuple[str, bool]]:
-        """Yield all pieces in order, each with whether it is a sentence; empty separators are left out."""
+        """Yields all pieces in order, each with whether it is a sentence; empty separators are left out."""
         for separator, sentence in zip(self.separators, self.sentences, strict=False):
             if separator:
                 yield separator, False
@@ -165,11 +165,11 @@ class Splitter(Protocol):
     name: str
 
     def split(self, text: str) -> SplitText:
-        """Split `text` into sentences, none of which is blank."""
+        """Splits `text` into sentences, none of which is blank."""
 
 
 def split_at(text: str, ends: Iterable[int]) -> SplitText:
-    """Cut `text` behind the given ascending offsets; blank pieces become part of a separator."""
+    """Cuts `text` behind the given ascending offsets; blank pieces become part of a separator."""
     spans: list[tuple[int, int]] = []
     start = 0
     for end in (*ends, len(text)):
@@ -216,7 +216,7 @@ class PysbdSplitter:
         return split_at(text, self._ends(text))
 
     def _ends(self, text: str) -> Iterator[int]:
-        """Yield the ends of the pieces that pysbd returns; a piece that it changed is skipped, so nothing is lost."""
+        """Yields the ends of the pieces that pysbd returns; a piece that it changed is skipped, so nothing is lost."""
         cursor = 0
         for piece in self._segmenter.segment(text):
             start = text.find(piece.strip(), cursor)
@@ -242,12 +242,12 @@ _factories: dict[str, Callable[[str], Splitter]] = {
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all splitters, including those that need another package."""
+    """Returns the names of all splitters, including those that need another package."""
     return tuple(_factories)
 
 
 def get(splitter: str | Splitter, language: str = "en") -> Splitter:
-    """Return a splitter by its name.
+    """Returns a splitter by its name.
 
     Args:
         splitter: A name out of `names()`, or a splitter, which is returned as it is.

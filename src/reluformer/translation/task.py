@@ -25,7 +25,7 @@ from reluformer.training.fit import TrainingResult, fit
 from reluformer.training.objective import LossSums, Objective
 from reluformer.training.progress import TrainingProgress
 from reluformer.training.task import Evaluate
-from reluformer.translation.batches import Batch, BatchPlan, Lengths, Pair, collate, sorted_batches
+from reluformer.translation.batches import Batch, BatchPlan, Lengths, TokenPair, collate, sorted_batches
 from reluformer.translation.corpus import PreparedCorpus, prepare
 from reluformer.translation.recipe import Recipe
 from reluformer.translation.scoring import score
@@ -209,7 +209,7 @@ class Segments(Protocol):
     @property
     def target_lengths(self) -> Lengths: ...
     def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> Pair: ...
+    def __getitem__(self, index: int, /) -> TokenPair: ...
 
 
 class TrainingBatches:

@@ -1,6 +1,6 @@
-"""The joint vocabulary of both languages: Hugging Face `tokenizers` over bytes.
+"""The tokenizer: one joint vocabulary of both languages, Hugging Face `tokenizers` over bytes.
 
-Every sentence is tokenised with one space in front, which decoding takes away again: the
+Every sentence is tokenized with one space in front, which decoding takes away again: the
 first word of a sentence is then the same token as inside it, and decode(encode(x)) == x
 for any text. Special tokens only ever come from their ids, never from text that looks
 like them.
@@ -30,10 +30,18 @@ _FILE, _METADATA = "tokenizer.json", "tokenizer.meta.json"
 
 
 class Tokenizer:
-    """Sentences to token ids and back. Make one with `train` or `load`."""
+    """A tokenizer turns sentences into token ids and back. Make one with `train` or `load`.
+
+    Example:
+        >>> from reluformer.translation.recipe import TokenizerConfig
+        >>> from reluformer.translation.tokenizer import Tokenizer
+        >>> tokenizer = Tokenizer.train(["A cat sat.", "A cat ran."], TokenizerConfig(vocab_size=300))
+        >>> tokenizer.decode(tokenizer.encode("A cat ran."))
+        'A cat ran.'
+    """
 
     def __init__(self, definition: str, kind: str) -> None:
-        """`definition` is the text of a tokenizer.json; kept as it is, so that its fingerprint stays."""
+        """Takes the text of a tokenizer.json, which is kept as it is, so that its fingerprint stays."""
         self._definition = definition
         self.kind = kind
         self._tokenizer: Any = tokenizers.Tokenizer.from_str(definition)
@@ -42,7 +50,11 @@ class Tokenizer:
 
     @classmethod
     def train(cls, sentences: Iterable[str], config: TokenizerConfig) -> Tokenizer:
-        """Learn a vocabulary from the first `config.sample_sentences` sentences."""
+        """Learns a vocabulary from the first `config.sample_sentences` sentences.
+
+        Raises:
+            DataError: There are no sentences.
+        """
         sample = iter(islice(sentences, config.sample_sentences))
         first = next(sample, None)
         if first is None:
@@ -57,7 +69,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Entries, with the special ones."""
+        """The number of entries, with the special ones."""
         return int(self._tokenizer.get_vocab_size())
 
     @property
@@ -67,25 +79,25 @@ class Tokenizer:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the definition: equal for equal tokenizers only."""
+        """The SHA-256 of the definition, which is equal for equal tokenizers only."""
         return hashlib.sha256(self._definition.encode("utf-8")).hexdigest()
 
     def encode(self, sentence: str) -> list[int]:
-        """Token ids of one sentence, without special tokens."""
+        """Returns the token ids of one sentence, without special tokens."""
         ids: list[int] = self._tokenizer.encode(sentence, add_special_tokens=False).ids
         return ids
 
     def encode_batch(self, sentences: Sequence[str]) -> list[list[int]]:
-        """As `encode` for each, on all cores."""
+        """Encodes many sentences on all cores."""
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(sentences, add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of one sentence; special tokens vanish."""
+        """Returns the text of one sentence; special tokens vanish."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         return text
 
     def decode_sentences(self, ids: Sequence[int]) -> list[str]:
-        """The sentences of a segment: up to the first end token, split at separators."""
+        """Returns the sentences of a segment, split at separators, up to the first end token."""
         sentences: list[list[int]] = [[]]
         for token in ids:
             if token == END:
@@ -97,7 +109,7 @@ class Tokenizer:
         return [self.decode(sentence) for sentence in sentences]
 
     def save(self, directory: str | Path) -> None:
-        """Write tokenizer.json (Hugging Face's format) and its metadata into `directory`."""
+        """Writes tokenizer.json (Hugging Face's format) and its metadata into `directory`."""
         directory = Path(directory)
         metadata = {"format": FORMAT, "kind": self.kind, "vocab_size": self.vocab_size, "sha256": self.fingerprint}
         write_text(directory / _FILE, self._definition)
@@ -105,7 +117,11 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: str | Path) -> Tokenizer:
-        """What `save` wrote; a `StorageError` if it is missing or was changed since."""
+        """Loads what `save` wrote.
+
+        Raises:
+            StorageError: The files are missing, damaged, or were changed since.
+        """
         path = Path(directory) / _FILE
         metadata = read_json(Path(directory) / _METADATA, what="tokenizer metadata", version=FORMAT)
         try:
@@ -142,7 +158,7 @@ def _trainer(config: TokenizerConfig) -> Any:
 
 
 def _in_fixed_order(definition: str) -> str:
-    """A unigram definition without the traces of its trainer's random hash order.
+    """Removes the traces of the trainer's random hash order from a unigram definition.
 
     The trainer adds up scores in that order, so they differ in the last digits; and it
     appends the bytes it kept no piece for in that order, scored upwards from the lowest

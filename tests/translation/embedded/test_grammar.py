@@ -10,9 +10,9 @@ import pytest
 from reluformer.translation.embedded import lexicon as lex
 from reluformer.translation.embedded.grammar import (
     Adjective,
-    Case,
     Clause,
     Gender,
+    GermanCase,
     Modal,
     Noun,
     ObjectKind,
@@ -54,22 +54,22 @@ HAT, LAMP, BOOK = (
     ],
 )
 def test_article_and_adjective_follow_gender_and_case(noun: Noun, article: str, forms: tuple[str, ...]) -> None:
-    assert tuple(noun_phrase(article, noun, case, RED).de for case in Case) == forms
+    assert tuple(noun_phrase(article, noun, case, RED).de for case in GermanCase) == forms
 
 
 def test_stem_of_teuer_loses_its_e() -> None:
-    assert noun_phrase("a", HAT, Case.NOMINATIVE, EXPENSIVE) == Phrase("an expensive hat", "ein teurer Hut")
+    assert noun_phrase("a", HAT, GermanCase.NOMINATIVE, EXPENSIVE) == Phrase("an expensive hat", "ein teurer Hut")
 
 
 def test_weak_nouns_take_an_ending_outside_the_nominative() -> None:
     boys = [lex.BOY.noun(variety) for variety in Variety]
-    assert [noun_phrase("the", boy, Case.NOMINATIVE).de for boy in boys] == ["der Junge", "der Bub"]
-    assert [noun_phrase("the", boy, Case.DATIVE).de for boy in boys] == ["dem Jungen", "dem Buben"]
+    assert [noun_phrase("the", boy, GermanCase.NOMINATIVE).de for boy in boys] == ["der Junge", "der Bub"]
+    assert [noun_phrase("the", boy, GermanCase.DATIVE).de for boy in boys] == ["dem Jungen", "dem Buben"]
 
 
 @pytest.mark.parametrize(("noun", "forms"), [(HAT, ("er", "ihn")), (LAMP, ("sie", "sie")), (BOOK, ("es", "es"))])
 def test_pronouns(noun: Noun, forms: tuple[str, str]) -> None:
-    assert (pronoun(noun.gender, Case.NOMINATIVE), pronoun(noun.gender, Case.ACCUSATIVE)) == forms
+    assert (pronoun(noun.gender, GermanCase.NOMINATIVE), pronoun(noun.gender, GermanCase.ACCUSATIVE)) == forms
 
 
 @pytest.mark.parametrize(
@@ -91,9 +91,9 @@ def test_preposition_and_article_contract(preposition: str, noun: Noun, plain: s
 @pytest.mark.parametrize(
     ("phrase", "english"),
     [
-        (noun_phrase("a", HAT, Case.NOMINATIVE), "a hat"),
-        (noun_phrase("a", Noun("apple", "Apfel", Gender.MASCULINE), Case.NOMINATIVE), "an apple"),
-        (noun_phrase("a", Noun("apple", "Apfel", Gender.MASCULINE), Case.NOMINATIVE, RED), "a red apple"),
+        (noun_phrase("a", HAT, GermanCase.NOMINATIVE), "a hat"),
+        (noun_phrase("a", Noun("apple", "Apfel", Gender.MASCULINE), GermanCase.NOMINATIVE), "an apple"),
+        (noun_phrase("a", Noun("apple", "Apfel", Gender.MASCULINE), GermanCase.NOMINATIVE, RED), "a red apple"),
     ],
 )
 def test_english_indefinite_article(phrase: Phrase, english: str) -> None:
@@ -122,7 +122,7 @@ def test_no_noun_has_two_meanings() -> None:
 
 def test_words_of_terms_serve_no_other_noun() -> None:
     plain = {noun.de for noun in PLAIN_NOUNS}
-    forms = [term.noun(variety).form(case) for term in lex.TERMS for variety in Variety for case in Case]
+    forms = [term.noun(variety).form(case) for term in lex.TERMS for variety in Variety for case in GermanCase]
     assert plain.isdisjoint(forms)
     owners = Counter(form for term in lex.TERMS for form in {term.germany.de, term.austria.de})
     assert set(owners.values()) == {1}

@@ -1,4 +1,4 @@
-"""The public sets that can be downloaded, as frozen data.
+"""The catalogue of public sets that can be downloaded, as frozen data.
 
 A checksum stands here only where somebody publishes it; `source` says who. Everywhere
 else it is None, and the first download decides (see `obtain`).
@@ -16,7 +16,7 @@ from reluformer.errors import ArgumentError, UnknownNameError, nearest
 
 @dataclass(frozen=True)
 class Checksum:
-    """A digest of a file and who published it."""
+    """A checksum is a digest of a file; `source` says who published it."""
 
     algorithm: Literal["sha256", "md5"]
     digest: str
@@ -25,7 +25,7 @@ class Checksum:
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file at its public address; `size` is in bytes, where it is published."""
+    """A remote file has a public address; `size` is in bytes, where it is published."""
 
     url: str
     checksum: Checksum | None = None
@@ -33,11 +33,11 @@ class RemoteFile:
 
     @property
     def name(self) -> str:
-        """What it is called in the directory of raw files."""
+        """The name of the file in the directory of raw files."""
         return urlsplit(self.url).path.rsplit("/", 1)[-1]
 
     def address(self, mirror: str | None = None) -> str:
-        """Where it is downloaded from; `mirror` takes the place of scheme and host."""
+        """Returns the address to download from; `mirror` takes the place of scheme and host."""
         if mirror is None:
             return self.url
         parts = urlsplit(mirror)
@@ -49,7 +49,7 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A public set: what it is, where its files are, and what the conversion makes of them."""
+    """A dataset says what a public set is, where its files are, and what the conversion makes of them."""
 
     name: str
     title: str
@@ -61,7 +61,7 @@ class Dataset:
 
     @property
     def sizes(self) -> str:
-        """How much there is to download, as far as it is published."""
+        """The size of the download, as far as it is published."""
         known = [file.size for file in self.files if file.size is not None]
         unknown = len(self.files) - len(known)
         parts = [f"{sum(known) / 1e6:,.0f} MB in {_files(len(known))}"] if known else []
@@ -69,7 +69,7 @@ class Dataset:
 
     @property
     def checksums(self) -> str:
-        """Which checksums are published, and by whom."""
+        """The checksums that are published, and by whom."""
         known = [(file.checksum.algorithm, file.checksum.source) for file in self.files if file.checksum]
         unknown = len(self.files) - len(known)
         parts = [f"{key[0]} for {_files(known.count(key))} ({key[1]})" for key in dict.fromkeys(known)]
@@ -81,7 +81,7 @@ def _files(number: int) -> str:
 
 
 def find(name: str) -> Dataset:
-    """The set called `name`."""
+    """Returns the set called `name`; raises `UnknownNameError` if there is none."""
     if name not in DATASETS:
         raise UnknownNameError(f"unknown set '{name}'; {nearest(name, DATASETS)}")
     return DATASETS[name]

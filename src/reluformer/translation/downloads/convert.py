@@ -37,7 +37,7 @@ class Workspace:
     scratch: Path
 
     def unpack(self, archive: str, *names: str) -> tuple[Path, ...]:
-        """Unpack the files called `names` out of an archive."""
+        """Unpacks the files called `names` out of an archive."""
         found = extract(self.raw / archive, names, self.scratch)
         return tuple(found[name] for name in names)
 
@@ -46,13 +46,13 @@ Converter = Callable[[Split, Workspace, Skipped], Iterator[Document]]
 
 
 def multi30k(split: Split, work: Workspace, skipped: Skipped) -> Iterator[Document]:
-    """Read captions, each of which stands alone."""
+    """Reads captions, each of which stands alone."""
     stem = {"train": "train", "valid": "val", "test": "test_2016_flickr"}[split]
     yield from _lines(work.raw / f"{stem}.en.gz", work.raw / f"{stem}.de.gz", skipped)
 
 
 def iwslt14(split: Split, work: Workspace, skipped: Skipped) -> Iterator[Document]:
-    """Read talks. fairseq takes every 23rd line for valid, which would tear talks apart; here it is every 23rd talk."""
+    """Reads talks. For valid, fairseq takes every 23rd line, which tears talks apart; here it is every 23rd talk."""
     if split == "test":
         for part in ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012"):
             stem = f"IWSLT14.{part}.de-en"
@@ -67,7 +67,7 @@ def iwslt14(split: Split, work: Workspace, skipped: Skipped) -> Iterator[Documen
 
 
 def europarl7(split: Split, work: Workspace, skipped: Skipped) -> Iterator[Document]:
-    """Read valid and test of Maruf et al., and train from Europarl v9 without what stands in those."""
+    """Reads valid and test of Maruf et al., and train from Europarl v9 without what stands in those."""
     if split != "train":
         yield from _maruf(split, work, skipped)
         return
@@ -88,7 +88,7 @@ def europarl7(split: Split, work: Workspace, skipped: Skipped) -> Iterator[Docum
 
 
 def wmt14(split: Split, work: Workspace, skipped: Skipped) -> Iterator[Document]:
-    """Read news in documents for valid and test, and three corpora of single sentences for train."""
+    """Reads news in documents for valid and test, and three corpora of single sentences for train."""
     if split == "train":
         for archive, stem in (
             ("training-parallel-europarl-v7.tgz", "europarl-v7.de-en"),
@@ -115,7 +115,7 @@ CONVERTERS: dict[str, Converter] = {
 
 
 def write_documents(documents: Iterable[Document], path: Path) -> tuple[int, int]:
-    """Write JSON lines, gzipped, whole or not at all and the same bytes every time; count documents and sentences."""
+    """Writes JSON lines, gzipped, whole or not at all and the same bytes every time; count documents and sentences."""
     number, sentences = 0, 0
     with whole_file(path) as file, gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
         for document in documents:
@@ -140,7 +140,7 @@ def _maruf(split: Split, work: Workspace, skipped: Skipped) -> Iterator[Document
 
 
 def _leak_key(sentence: str) -> str:
-    """Return what two editions of a sentence have in common; empty for a short one, which proves nothing."""
+    """Returns what two editions of a sentence have in common; empty for a short one, which proves nothing."""
     words = sentence.split()
     return "".join(words).lower() if len(words) >= LEAK_WORDS else ""
 
@@ -162,12 +162,12 @@ class MarkedDocument:
     sentences: dict[str, str] = field(default_factory=dict)
 
     def append(self, sentence: str) -> None:
-        """Add a sentence that has no id but its place."""
+        """Adds a sentence that has no id but its place."""
         self.sentences[str(len(self.sentences))] = sentence
 
 
 def read_segments(path: Path) -> list[MarkedDocument]:
-    """Read the SGML of the WMT tests and the XML of the IWSLT tests: <doc docid=...> around <seg id=...>."""
+    """Reads the SGML of the WMT tests and the XML of the IWSLT tests: <doc docid=...> around <seg id=...>."""
     text = "\n".join(_text_lines(path))
     documents: list[MarkedDocument] = []
     for mark in _MARK.finditer(text):
@@ -187,12 +187,12 @@ def read_segments(path: Path) -> list[MarkedDocument]:
 
 
 def unescape(text: str) -> str:
-    """Replace the entities of XML by their characters; an ampersand that belongs to none stays."""
+    """Replaces the entities of XML by their characters; an ampersand that belongs to none stays."""
     return _ENTITY.sub(lambda entity: html.unescape(entity[0]), text)
 
 
 def read_talks(path: Path) -> list[MarkedDocument]:
-    """Read the training files of IWSLT: lines of tags (url, talkid, title, ...) before the plain lines of a talk."""
+    """Reads the training files of IWSLT: lines of tags (url, talkid, title, ...) before the plain lines of a talk."""
     talks: list[MarkedDocument] = []
     in_header = False
     for line in _text_lines(path):
@@ -212,7 +212,7 @@ def read_talks(path: Path) -> list[MarkedDocument]:
 
 
 def read_marked_lines(path: Path, mark: str = "<d>") -> list[MarkedDocument]:
-    """Read a sentence a line; a line with `mark` alone begins a document."""
+    """Reads a sentence a line; a line with `mark` alone begins a document."""
     documents: list[MarkedDocument] = []
     for line in _text_lines(path):
         if line == mark:
@@ -225,7 +225,7 @@ def read_marked_lines(path: Path, mark: str = "<d>") -> list[MarkedDocument]:
 
 
 def read_columns(path: Path, skipped: Skipped, *, longest: int) -> Iterator[list[tuple[str, str]]]:
-    """Read two tab-separated columns; a blank row ends a document, and so do `longest` rows without one."""
+    """Reads two tab-separated columns; a blank row ends a document, and so do `longest` rows without one."""
     rows: list[tuple[str, str]] = []
     for number, line in enumerate(_text_lines(path), start=1):
         columns = [column.strip() for column in line.split("\t")]
@@ -248,7 +248,7 @@ def read_columns(path: Path, skipped: Skipped, *, longest: int) -> Iterator[list
 def side_by_side(
     sources: Iterable[MarkedDocument], targets: Iterable[MarkedDocument], prefix: str, skipped: Skipped
 ) -> Iterator[Document]:
-    """Align documents of both languages by their names; one whose sentences differ is skipped and counted."""
+    """Aligns documents of both languages by their names; one whose sentences differ is skipped and counted."""
     targets_by_key = dict(_keys(targets))
     for key, source in _keys(sources):
         place = f"{prefix}:{source.name}"
@@ -265,7 +265,7 @@ def side_by_side(
 
 
 def join(name: str, pairs: Iterable[tuple[str, str]], skipped: Skipped) -> Iterator[Document]:
-    """Yield the document of `pairs` without those that are empty on a side; nothing where none remains."""
+    """Yields the document of `pairs` without those that are empty on a side; nothing where none remains."""
     kept = []
     for number, (source, target) in enumerate(pairs, start=1):
         if source and target:
@@ -280,7 +280,7 @@ def join(name: str, pairs: Iterable[tuple[str, str]], skipped: Skipped) -> Itera
 
 
 def _keys(documents: Iterable[MarkedDocument]) -> Iterator[tuple[tuple[str, int], MarkedDocument]]:
-    """Yield each document with its name and occurrence, because names are not always unique."""
+    """Yields each document with its name and occurrence, because names are not always unique."""
     seen: Counter[str] = Counter()
     for document in documents:
         yield (document.name, seen[document.name]), document
@@ -295,7 +295,7 @@ def _text_lines(path: Path) -> Iterator[str]:
 
 
 def extract(archive: Path, names: Iterable[str], directory: Path) -> dict[str, Path]:
-    """Unpack the files called `names` (without their folders) into `directory`.
+    """Unpacks the files called `names` (without their folders) into `directory`.
 
     An archive with a member that would end up elsewhere, or a link that points elsewhere, is refused whole.
     """

@@ -1,4 +1,4 @@
-"""One file over HTTP(S): resumed where it broke off, tried again within limits, verified before it gets its name.
+"""Fetches one file over HTTP(S): resumed where it broke off, tried again, verified before it gets its name.
 
 A download grows as `NAME.part`; `NAME.part.version` holds the server's mark of that version
 (ETag or Last-Modified), so that two versions of a file are never spliced together.
@@ -31,16 +31,16 @@ _RETRIED_STATUS = {408, 425, 429, 500, 502, 503, 504}
 _OFFLINE = {errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN}
 
 DownloadProgress = Callable[[str, int, int | None], None]
-"""Told the file's name, the bytes that are here, and all of them where known."""
+"""Called with the name of the file, the bytes received, and all of its bytes where known."""
 
 
 def silent(name: str, received: int, total: int | None) -> None:
-    """DownloadProgress for nobody."""
+    """Reports nothing."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a slow or failing server is put up with."""
+    """Patience says how often and how long a slow or failing server is tried."""
 
     attempts: int = 5
     timeout: float = 30.0
@@ -48,13 +48,13 @@ class Patience:
     pause: Callable[[float], None] = time.sleep
 
     def wait(self, failures: int) -> None:
-        """Pause twice as long after each failure."""
+        """Pauses twice as long after each failure."""
         self.pause(self.first_pause * 2 ** (failures - 1))
 
 
 @dataclass(frozen=True)
 class Digests:
-    """What a file turned out to be."""
+    """The digests of a file, and its size in bytes."""
 
     sha256: str
     md5: str
@@ -62,7 +62,7 @@ class Digests:
 
     @classmethod
     def of(cls, path: Path) -> Digests:
-        """Read the file once."""
+        """Computes all digests in one pass over the file."""
         sha256, md5, size = hashlib.sha256(), hashlib.md5(usedforsecurity=False), 0
         try:
             with path.open("rb") as file:
@@ -77,12 +77,12 @@ class Digests:
         return cls(sha256.hexdigest(), md5.hexdigest(), size)
 
     def match(self, checksum: Checksum) -> bool:
-        """Whether this is the file of the published checksum."""
+        """Returns whether the file has the published checksum."""
         return (self.sha256 if checksum.algorithm == "sha256" else self.md5) == checksum.digest
 
 
 class _Interrupted(Exception):
-    """This attempt failed, the next may not."""
+    """This attempt failed; the next may succeed."""
 
 
 def fetch(
@@ -94,9 +94,25 @@ def fetch(
     progress: DownloadProgress = silent,
     patience: Patience | None = None,
 ) -> Digests:
-    """Download `url` to `target`, which appears only when it is whole and `verify` did not raise.
+    """Downloads a file, which appears only when it is whole and verified.
 
-    An interrupted download is kept and resumed, also by a later call; one that fails `verify` is deleted.
+    An interrupted download is kept and resumed, also by a later call. One that fails
+    `verify` is deleted.
+
+    Args:
+        url: An address of http or https.
+        target: The file to write.
+        size: The published size in bytes; a server with another size is refused.
+        verify: Raises `DataError` for digests that are wrong.
+        progress: Called with name, bytes received and bytes in all.
+        patience: How often and how long a failing server is tried.
+
+    Returns:
+        The digests of the file.
+
+    Raises:
+        DataError: The server refuses, does not deliver, or has another file.
+        StorageError: The file cannot be written.
     """
     patience = patience or Patience()
     if urlsplit(url).scheme not in ("http", "https"):
@@ -126,7 +142,7 @@ def fetch(
 
 @dataclass
 class _Download:
-    """One file on its way."""
+    """A download is one file on its way."""
 
     url: str
     target: Path
@@ -155,7 +171,7 @@ class _Download:
         self.version.unlink(missing_ok=True)
 
     def ways_out(self) -> str:
-        """What to do about a server that does not deliver."""
+        """Returns what a user can do about a server that does not deliver."""
         kept = f" (the {self.received:,} bytes that arrived are kept)" if self.received else ""
         return (
             f"either try again later with the same command{kept}, or download {self.url} by hand "
@@ -163,7 +179,7 @@ class _Download:
         )
 
     def attempt(self) -> None:
-        """One request: the whole file, or what is missing of it."""
+        """Makes one request, for the whole file or for what is missing of it."""
         request = urllib.request.Request(
             self.url, headers={"User-Agent": f"reluformer/{__version__}", "Accept-Encoding": "identity"}
         )
@@ -183,7 +199,7 @@ class _Download:
             self._receive(response)
 
     def _receive(self, response: Any) -> None:
-        """Write the body to the part, from its end or from the beginning, as the server says."""
+        """Writes the body to the part, from its end or from the beginning, as the server says."""
         start = 0
         if response.status == 206:
             answer = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
@@ -223,7 +239,7 @@ class _Download:
         return received
 
     def _remember_version(self, headers: Any) -> None:
-        """Without a mark that tells versions apart, a broken download starts anew."""
+        """Keeps the mark of the version; without one, a broken download starts again from the beginning."""
         tag = headers.get("ETag", "")
         mark = tag if tag.startswith('"') else headers.get("Last-Modified", "")
         if mark.isascii() and mark:
@@ -260,7 +276,7 @@ def _read(response: Any) -> bytes:
 
 
 class WebRedirects(urllib.request.HTTPRedirectHandler):
-    """Follow redirects, but not out of the web, and not from https down to http."""
+    """Follows redirects, but not out of the web, and not from https down to http."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
         scheme = urlsplit(newurl).scheme
@@ -270,7 +286,7 @@ class WebRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    """An opener that knows HTTP(S) and proxies, and no other scheme."""
+    """Returns an opener that knows HTTP(S) and proxies, and no other scheme."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),

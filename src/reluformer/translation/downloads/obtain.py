@@ -1,4 +1,4 @@
-"""A public set from its servers to `DIR/NAME/{train,valid,test}.jsonl.gz`.
+"""Obtains a public set: from its servers to `DIR/NAME/{train,valid,test}.jsonl.gz`.
 
 `DIR/NAME/raw` holds the files as they were downloaded, `DIR/NAME/downloads.json` what they
 were: a file without a published checksum is trusted the first time, and must be the same
@@ -29,7 +29,7 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 
 @dataclass(frozen=True)
 class ObtainedSet:
-    """Where the set is and what is in it; `fresh` when this call made it."""
+    """An obtained set says where it is and what is in it; `fresh` when this call made it."""
 
     directory: Path
     fresh: bool
@@ -42,7 +42,7 @@ class ObtainedSet:
 
 
 def path_of(directory: Path, split: Split) -> Path:
-    """The file of a split."""
+    """Returns the file of a split."""
     return directory / f"{split}.jsonl.gz"
 
 
@@ -54,9 +54,20 @@ def obtain(
     progress: DownloadProgress = silent,
     patience: Patience | None = None,
 ) -> ObtainedSet:
-    """Download what is missing, convert, and say what is there. A set that is complete is left as it is.
+    """Downloads what is missing of a set and converts it; a complete set is left as it is.
 
     A second process that obtains it at the same time waits for the first.
+
+    Args:
+        dataset: An entry of the catalogue.
+        to: The directory that gets the folder of the set.
+        mirror: Scheme and host of another server with the same paths.
+        progress: Called with name, bytes received and bytes in all.
+        patience: How often and how long a failing server is tried.
+
+    Raises:
+        DataError: A file cannot be downloaded, or is not the published one.
+        StorageError: A file cannot be written.
     """
     directory = to / dataset.name
     addresses = [file.address(mirror) for file in dataset.files]
@@ -84,7 +95,7 @@ def _obtain_file(
     progress: DownloadProgress,
     patience: Patience | None,
 ) -> dict[str, Any]:
-    """Digests of the file in `raw`, which is downloaded unless it is there."""
+    """Returns the digests of the file in `raw`, which is downloaded unless it is there."""
     first = record["files"].get(file.name, {}).get("sha256")
     target = raw / file.name
     if target.exists():
@@ -97,7 +108,7 @@ def _obtain_file(
 
 
 def _verifier(file: RemoteFile, first: str | None, remedy: str) -> Callable[[Path, Digests], None]:
-    """A check against the published checksum, and against the first download."""
+    """Returns a check against the published checksum and against the first download."""
 
     def verify(path: Path, digests: Digests) -> None:
         if (expected := file.checksum) and not digests.match(expected):
@@ -132,7 +143,7 @@ def _convert(name: str, split: Split, directory: Path) -> dict[str, Any]:
 
 
 def _complete(directory: Path, record: dict[str, Any]) -> bool:
-    """Whether all splits are there as they were written."""
+    """Returns whether all splits are there as they were written."""
     for split in SPLITS:
         path, written = path_of(directory, split), record["splits"].get(split)
         if written is None or not path.exists() or path.stat().st_size != written["size"]:
@@ -147,7 +158,7 @@ def _write_record(path: Path, record: dict[str, Any]) -> None:
 
 
 def _read_record(path: Path, name: str) -> dict[str, Any]:
-    """What is known from earlier calls; empty where there was none."""
+    """Returns the record of earlier calls; it is empty where there was none."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

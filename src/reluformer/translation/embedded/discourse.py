@@ -36,12 +36,12 @@ class Annotation:
     gap: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
+        """Returns plain values for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Annotation:
-        """Read what `to_dict` wrote, after a round trip through JSON."""
+        """Reads what `to_dict` wrote, after a round trip through JSON."""
         names = [field.name for field in fields(cls)]
         if not isinstance(values, dict) or sorted(values) != sorted(names):
             raise DataError(f"an annotation needs exactly the keys {', '.join(names)}, got {values!r}")
@@ -64,13 +64,13 @@ class EmbeddedDocument:
     annotations: tuple[Annotation, ...]
 
     def to_json(self) -> str:
-        """Return one line of JSON with `id`, `src`, `tgt` and `annotations`."""
+        """Returns one line of JSON with `id`, `src`, `tgt` and `annotations`."""
         values = asdict(self.document) | {"annotations": [note.to_dict() for note in self.annotations]}
         return json.dumps(values, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, line: str) -> EmbeddedDocument:
-        """Read what `to_json` wrote; raise `DataError` for anything else."""
+        """Reads what `to_json` wrote; raises `DataError` for anything else."""
         try:
             values = json.loads(line)
             document = Document(values["id"], tuple(values["src"]), tuple(values["tgt"]))
@@ -98,11 +98,11 @@ class Tally:
 
     @property
     def accuracy(self) -> float | None:
-        """Return the share that is right, or None where there was nothing to judge."""
+        """Returns the share that is right, or None where there was nothing to judge."""
         return self.right / self.count if self.count else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
+        """Returns plain values for JSON."""
         return {"accuracy": self.accuracy, "right": self.right, "count": self.count}
 
 
@@ -117,7 +117,7 @@ class DiscourseScores:
     term: Tally
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
+        """Returns plain values for JSON."""
         return {
             "pronoun": self.pronoun.to_dict(),
             "pronoun_far": self.pronoun_far.to_dict(),
@@ -128,7 +128,7 @@ class DiscourseScores:
 
 
 def score_discourse(documents: Sequence[EmbeddedDocument], translations: Sequence[Sequence[str]]) -> DiscourseScores:
-    """Count the dependencies across sentences that translations get right.
+    """Counts the dependencies across sentences that translations get right.
 
     A case is right if an expected form stands in the sentence as a word and no wrong one
     does, in upper or lower case. The grammar uses these words for nothing else, so a

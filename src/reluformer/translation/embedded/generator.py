@@ -26,7 +26,7 @@ _PRONOUN_FORMS = tuple(dict.fromkeys(form for forms in PRONOUNS.values() for for
 def generate(
     count: int, *, seed: int = 0, split: Split = "train", sentences: tuple[int, int] = (2, 20)
 ) -> Iterator[EmbeddedDocument]:
-    """Generate the first `count` documents of a split.
+    """Generates the first `count` documents of a split.
 
     Args:
         count: How many documents to generate.
@@ -54,7 +54,7 @@ def generate(
 def document_at(
     index: int, *, seed: int = 0, split: Split = "train", sentences: tuple[int, int] = (2, 20)
 ) -> EmbeddedDocument:
-    """Generate the document that `generate` yields at `index`, without those before it.
+    """Generates the document that `generate` yields at `index`, without those before it.
 
     Example:
         >>> from reluformer.translation.embedded import document_at
@@ -68,7 +68,7 @@ def document_at(
 
 
 def document_from_id(id: str) -> EmbeddedDocument:
-    """Generate the document, with its annotations, that has this `document.id`."""
+    """Generates the document, with its annotations, that has this `document.id`."""
     match = _ID.fullmatch(id)
     if match is None:
         raise ArgumentError(
@@ -95,7 +95,7 @@ def _check(seed: int, split: Split, sentences: tuple[int, int]) -> None:
 
 
 def _document(index: int, seed: int, split: Split, sentences: tuple[int, int]) -> EmbeddedDocument:
-    """Draw until the text belongs to the split: by its content (train, valid) or its novelty (test).
+    """Draws until the text belongs to the split: by its content (train, valid) or its novelty (test).
 
     The gender of the first topic goes by the index, so that any run of documents is balanced.
     """
@@ -131,7 +131,7 @@ class _Draft:
             self._continue(length)
 
     def _open(self, length: int) -> None:
-        """Write audience and first topic, in either order; the shortest documents have room for one of them."""
+        """Writes audience and first topic, in either order; the shortest documents have room for one of them."""
         openings = [self._introduce]
         if self._draws.chance(_AUDIENCE_RATE):
             openings.insert(0 if self._draws.chance(_AUDIENCE_FIRST_RATE) else 1, self._address)
@@ -175,7 +175,7 @@ class _Draft:
         self._write(made.text)
 
     def _write(self, text: Phrase) -> None:
-        """Add the sentence, with notes on the terms that were used for it."""
+        """Adds the sentence, with notes on the terms that were used for it."""
         here = len(self.texts)
         for use in self._scene.terms:
             distance, gap = here - self._audience_at, here - self._variety_shown

@@ -21,7 +21,7 @@ class Gender(StrEnum):
     NEUTER = "n"
 
 
-class Case(StrEnum):
+class GermanCase(StrEnum):
     """The German cases in use."""
 
     NOMINATIVE = "nominative"
@@ -55,9 +55,9 @@ class Noun:
     gender: Gender
     oblique: str = ""
 
-    def form(self, case: Case) -> str:
-        """Return the German noun in `case`."""
-        return self.de if case is Case.NOMINATIVE else self.oblique or self.de
+    def form(self, case: GermanCase) -> str:
+        """Returns the German noun in `case`."""
+        return self.de if case is GermanCase.NOMINATIVE else self.oblique or self.de
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,13 @@ class Term:
     austria: Noun
 
     def noun(self, variety: Variety) -> Noun:
-        """Return the word that `variety` uses."""
+        """Returns the word that `variety` uses."""
         return self.germany if variety is Variety.GERMANY else self.austria
 
     def wrong_forms(self, variety: Variety) -> tuple[str, ...]:
-        """Return every form of the word that `variety` does not use."""
+        """Returns every form of the word that `variety` does not use."""
         other = self.austria if variety is Variety.GERMANY else self.germany
-        return tuple(dict.fromkeys(other.form(case) for case in Case))
+        return tuple(dict.fromkeys(other.form(case) for case in GermanCase))
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Verb:
 
     @property
     def whole_infinitive(self) -> str:
-        """Return the infinitive with its prefix, as in 'mitnehmen'."""
+        """Returns the infinitive with its prefix, as in 'mitnehmen'."""
         return self.particle + self.infinitive
 
 
@@ -168,17 +168,17 @@ WEAK_ENDINGS = {"m": ("e", "en", "en"), "f": ("e", "e", "en"), "n": ("e", "e", "
 MIXED_ENDINGS = {"m": ("er", "en", "en"), "f": ("e", "e", "en"), "n": ("es", "es", "en")}
 PRONOUNS = {"m": ("er", "ihn"), "f": ("sie", "sie"), "n": ("es", "es")}
 CONTRACTIONS = {"in dem": "im", "an dem": "am", "von dem": "vom"}
-_COLUMN = {Case.NOMINATIVE: 0, Case.ACCUSATIVE: 1, Case.DATIVE: 2}
+_COLUMN = {GermanCase.NOMINATIVE: 0, GermanCase.ACCUSATIVE: 1, GermanCase.DATIVE: 2}
 
 
-def inflect(adjective: Adjective, article: str, gender: Gender, case: Case) -> str:
-    """Inflect the adjective as it stands after `article`: 'die rote', 'ein roter', 'einem roten'."""
+def inflect(adjective: Adjective, article: str, gender: Gender, case: GermanCase) -> str:
+    """Inflects the adjective as it stands after `article`: 'die rote', 'ein roter', 'einem roten'."""
     endings = WEAK_ENDINGS if article == "the" else MIXED_ENDINGS
     return (adjective.stem or adjective.de) + endings[gender][_COLUMN[case]]
 
 
-def noun_phrase(article: str, noun: Noun, case: Case, adjective: Adjective | None = None) -> Phrase:
-    """Join article, adjective and noun in both languages."""
+def noun_phrase(article: str, noun: Noun, case: GermanCase, adjective: Adjective | None = None) -> Phrase:
+    """Joins article, adjective and noun in both languages."""
     words = [ARTICLES[article][noun.gender][_COLUMN[case]], noun.form(case)]
     if adjective is not None:
         words.insert(1, inflect(adjective, article, noun.gender, case))
@@ -189,8 +189,8 @@ def noun_phrase(article: str, noun: Noun, case: Case, adjective: Adjective | Non
 
 
 def place_phrase(place: Place, adjective: Adjective | None = None) -> Phrase:
-    """Build 'in the garden'; German contracts preposition and article to 'im Garten'."""
-    phrase = noun_phrase("the", place.noun, Case.DATIVE, adjective)
+    """Builds 'in the garden'; German contracts preposition and article to 'im Garten'."""
+    phrase = noun_phrase("the", place.noun, GermanCase.DATIVE, adjective)
     german = f"{place.de_preposition} {phrase.de}"
     for long, short in CONTRACTIONS.items():
         if german.startswith(long + " "):
@@ -198,8 +198,8 @@ def place_phrase(place: Place, adjective: Adjective | None = None) -> Phrase:
     return Phrase(f"{place.preposition} {phrase.en}", german)
 
 
-def pronoun(gender: Gender, case: Case) -> str:
-    """Return what 'it' becomes in the nominative or accusative."""
+def pronoun(gender: Gender, case: GermanCase) -> str:
+    """Returns what 'it' becomes in the nominative or accusative."""
     return PRONOUNS[gender][_COLUMN[case]]
 
 
@@ -236,7 +236,7 @@ class Setting:
 
     @property
     def fronted(self) -> Phrase | None:
-        """Return the adverb that opens the sentence: time if there is one, else place."""
+        """Returns the adverb that opens the sentence: time if there is one, else place."""
         if not self.front or (self.time is not None and self.time.mid):
             return None
         return self.time or self.place
@@ -256,17 +256,17 @@ class Clause:
 
     @property
     def people(self) -> tuple[Person, ...]:
-        """Return the persons who take part."""
+        """Returns the persons who take part."""
         return (self.subject,) if self.recipient is None else (self.subject, self.recipient)
 
 
 def statement(clause: Clause) -> Phrase:
-    """Write a main clause, without capital letter and full stop."""
+    """Writes a main clause, without capital letter and full stop."""
     return Phrase(_english(clause), _german_main(clause))
 
 
 def subordinate(clause: Clause, conjunction: Phrase) -> Phrase:
-    """Write the clause after 'that' or 'because'; German puts the verb last."""
+    """Writes the clause after 'that' or 'because'; German puts the verb last."""
     finite, closing = _german_verb(clause)
     if clause.verb.particle and closing == clause.verb.particle:
         verb = closing + finite
@@ -277,7 +277,7 @@ def subordinate(clause: Clause, conjunction: Phrase) -> Phrase:
 
 
 def question(clause: Clause, word: Phrase | None = None) -> Phrase:
-    """Write a question, with a question word such as 'where' or to be answered by yes or no."""
+    """Writes a question, with a question word such as 'where' or to be answered by yes or no."""
     aux, main = _english_verb(clause, inverted=True)
     english = [word.en if word else "", aux, clause.subject.en, main, *_english_tail(clause)]
     finite, closing = _german_verb(clause)
@@ -290,7 +290,7 @@ def _join(words: list[str]) -> str:
 
 
 def _english(clause: Clause) -> str:
-    """Write front adverb, subject, verb, objects, place, time."""
+    """Writes front adverb, subject, verb, objects, place, time."""
     aux, main = _english_verb(clause, inverted=False)
     mid = clause.setting.time.en if clause.setting.time is not None and clause.setting.time.mid else ""
     front = clause.setting.fronted.en if clause.setting.fronted else ""
@@ -298,7 +298,7 @@ def _english(clause: Clause) -> str:
 
 
 def _english_tail(clause: Clause) -> list[str]:
-    """Return what follows the verb."""
+    """Returns what follows the verb."""
     tail = [clause.verb.before]
     if clause.object is not None:
         tail += [clause.object.en, clause.verb.after]
@@ -315,7 +315,7 @@ def _english_tail(clause: Clause) -> list[str]:
 
 
 def _english_verb(clause: Clause, inverted: bool) -> tuple[str, str]:
-    """Return the auxiliary (empty where English has none) and the rest of the verb."""
+    """Returns the auxiliary (empty where English has none) and the rest of the verb."""
     verb, plural, past = clause.verb, clause.subject.plural, clause.setting.tense is Tense.PAST
     negation = " not" if clause.setting.negated else ""
     if verb.en == "be":
@@ -342,7 +342,7 @@ def _german_main(clause: Clause) -> str:
 
 
 def _german_verb(clause: Clause) -> tuple[str, str]:
-    """Return the finite verb, and what closes a main clause: prefix, participle or infinitive."""
+    """Returns the finite verb, and what closes a main clause: prefix, participle or infinitive."""
     verb, plural = clause.verb, clause.subject.plural
     if clause.setting.tense is Tense.PAST:
         if verb.de_past:
@@ -358,7 +358,7 @@ def _german_verb(clause: Clause) -> tuple[str, str]:
 
 
 def _middle(clause: Clause, front: Phrase | None) -> list[str]:
-    """Return the German words between the finite verb and what closes the clause."""
+    """Returns the German words between the finite verb and what closes the clause."""
     time = [clause.setting.time.de] if clause.setting.time is not None and clause.setting.time is not front else []
     place = [clause.setting.place.de] if clause.setting.place is not None and clause.setting.place is not front else []
     recipient = [clause.recipient.dative] if clause.recipient is not None else []

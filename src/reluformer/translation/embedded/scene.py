@@ -14,8 +14,8 @@ from typing import Literal, Protocol, TypeVar, get_args
 
 from reluformer.translation.embedded import lexicon as lex
 from reluformer.translation.embedded.grammar import (
-    Case,
     Gender,
+    GermanCase,
     Modal,
     Noun,
     Person,
@@ -56,7 +56,7 @@ N = TypeVar("N", bound=Named)
 
 
 def stable_hash(text: str) -> int:
-    """Return a 64-bit hash of `text` that is the same in every Python version, process and machine."""
+    """Returns a 64-bit hash of `text` that is the same in every Python version, process and machine."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
@@ -65,7 +65,7 @@ _GENDERS = {noun.en: noun.gender for noun in lex.TOPICS.items}
 
 
 def held_out(kind: Combination, first: str, second: str) -> bool:
-    """Return whether this combination occurs in the test split only.
+    """Returns whether this combination occurs in the test split only.
 
     Topics are held out evenly over the genders. Otherwise a sentence with 'it' would say
     something about its gender: one thing in training, the opposite in test.
@@ -78,13 +78,13 @@ def held_out(kind: Combination, first: str, second: str) -> bool:
 
 
 def belongs_to_valid(sentences: Sequence[str]) -> bool:
-    """Return whether a text outside of test belongs to validation. The content decides, so no text is in two splits."""
+    """Returns whether a text outside of test is for validation. The content decides, so no text is in two splits."""
     return stable_hash("\n".join(sentences)) % VALID_OF == 0
 
 
 @cache
 def partition(kind: Combination, fixed: str, pool: Pool[N]) -> tuple[tuple[N, ...], tuple[N, ...]]:
-    """Return the words of `pool` that may stand with `fixed` in any split, and those that may in test only."""
+    """Returns the words of `pool` that may stand with `fixed` in any split, and those that may in test only."""
     shared = tuple(word for word in pool.items if not held_out(kind, fixed, word.en))
     novel = tuple(word for word in pool.items if held_out(kind, fixed, word.en))
     return shared, novel
@@ -103,19 +103,19 @@ class Draws:
         self.novel = 0
 
     def chance(self, probability: float) -> bool:
-        """Return True with `probability`."""
+        """Returns True with `probability`."""
         return self._random() < probability
 
     def between(self, low: int, high: int) -> int:
-        """Draw a whole number from `low` to `high`, both included."""
+        """Draws a whole number from `low` to `high`, both included."""
         return low + int(self._random() * (high - low + 1))
 
     def pick(self, choices: Sequence[T]) -> T:
-        """Draw one of `choices`."""
+        """Draws one of `choices`."""
         return choices[int(self._random() * len(choices))]
 
     def combine(self, kind: Combination, fixed: str, pool: Pool[N]) -> N:
-        """Draw a word to go with `fixed`; in the test split it is often one that training never shows with it."""
+        """Draws a word to go with `fixed`; in the test split it is often one that training never shows with it."""
         shared: tuple[N, ...]
         novel: tuple[N, ...]
         shared, novel = partition(kind, fixed, pool)
@@ -151,44 +151,44 @@ class Scene:
     variety: Variety | None = None
     terms: list[TermUse] = field(default_factory=list)
 
-    def resolve(self, term: Term, variety: Variety, case: Case) -> Noun:
-        """Return the German noun of `term` in `variety`, and record the use."""
+    def resolve(self, term: Term, variety: Variety, case: GermanCase) -> Noun:
+        """Returns the German noun of `term` in `variety`, and records the use."""
         noun = term.noun(variety)
         self.terms.append(TermUse(noun.form(case), term.wrong_forms(variety)))
         return noun
 
     def actor(self, *others: Person) -> Person:
-        """Draw somebody to act who is none of `others`."""
-        return self._person(lex.PEOPLE, Case.NOMINATIVE, others)
+        """Draws somebody to act who is none of `others`."""
+        return self._person(lex.PEOPLE, GermanCase.NOMINATIVE, others)
 
     def recipient(self, *others: Person) -> Person:
-        """Draw somebody to receive or own something who is none of `others`."""
-        return self._person(lex.RECIPIENTS, Case.DATIVE, others)
+        """Draws somebody to receive or own something who is none of `others`."""
+        return self._person(lex.RECIPIENTS, GermanCase.DATIVE, others)
 
-    def _person(self, people: tuple[Person, ...], case: Case, others: tuple[Person, ...]) -> Person:
+    def _person(self, people: tuple[Person, ...], case: GermanCase, others: tuple[Person, ...]) -> Person:
         taken = {other.en for other in others}
         if self.variety is not None and self.draws.chance(_BOY_RATE) and f"the {lex.BOY.en}" not in taken:
             boy = self.resolve(lex.BOY, self.variety, case)
-            nominative = noun_phrase("the", boy, Case.NOMINATIVE)
-            return Person(nominative.en, nominative.de, noun_phrase("the", boy, Case.DATIVE).de)
+            nominative = noun_phrase("the", boy, GermanCase.NOMINATIVE)
+            return Person(nominative.en, nominative.de, noun_phrase("the", boy, GermanCase.DATIVE).de)
         return self.draws.pick([person for person in people if person.en not in taken])
 
     def place(self) -> Phrase:
-        """Draw a place, sometimes with an adjective."""
+        """Draws a place, sometimes with an adjective."""
         place = self.draws.pick(lex.PLACES.items)
         if self.draws.chance(_PLACE_ADJECTIVE_RATE):
             return place_phrase(place, self.draws.combine("adjective", place.en, lex.PLACE_ADJECTIVES))
         return place_phrase(place)
 
     def time(self, tense: Tense) -> Time:
-        """Draw an adverb of time that suits `tense`."""
+        """Draws an adverb of time that suits `tense`."""
         if tense is Tense.PAST and self.variety is not None and self.draws.chance(_JANUARY_RATE):
-            month = self.resolve(lex.JANUARY, self.variety, Case.DATIVE)
+            month = self.resolve(lex.JANUARY, self.variety, GermanCase.DATIVE)
             return Time(f"in {month.en}", f"im {month.de}")
         return self.draws.pick(_TIMES[tense])
 
     def setting(self, verb: Verb, *, times: bool = True, places: bool = True, negation: bool = True) -> Setting:
-        """Draw a setting that `verb` allows.
+        """Draws a setting that `verb` allows.
 
         In the present, negation and time exclude each other: 'not every day' would not be
         German 'every day not'.
@@ -207,6 +207,6 @@ class Scene:
         return Setting(tense, modal, negated, time, place, front)
 
     def bare_setting(self, verb: Verb) -> Setting:
-        """Draw a tense only, for a clause inside another sentence."""
+        """Draws a tense only, for a clause inside another sentence."""
         tense = self.draws.pick(verb.tenses)
         return Setting(tense, self.draws.pick(tuple(Modal)) if tense is Tense.MODAL else None)

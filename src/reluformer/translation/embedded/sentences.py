@@ -14,8 +14,8 @@ from typing import Literal
 from reluformer.translation.embedded import lexicon as lex
 from reluformer.translation.embedded.grammar import (
     Adjective,
-    Case,
     Clause,
+    GermanCase,
     Noun,
     ObjectKind,
     Person,
@@ -40,19 +40,19 @@ _NOW = Setting(Tense.NOW)
 
 
 def sentence(phrase: Phrase, mark: str = ".") -> Phrase:
-    """Add a capital letter and the final mark to a phrase."""
+    """Adds a capital letter and the final mark to a phrase."""
     return Phrase(phrase.en[0].upper() + phrase.en[1:] + mark, phrase.de[0].upper() + phrase.de[1:] + mark)
 
 
 def reported(scene: Scene, clause: Clause) -> Phrase:
-    """Build 'Anna knows that ...': somebody else says or knows it, or hopes it of the future."""
+    """Builds 'Anna knows that ...': somebody else says or knows it, or hopes it of the future."""
     verb = lex.HOPE if clause.setting.tense is Tense.FUTURE else scene.draws.pick(_REPORTING_VERBS)
     main = statement(Clause(scene.actor(*clause.people), verb, _NOW))
     return _with_subordinate(main, subordinate(clause, _THAT))
 
 
 def felt(scene: Scene, clause: Clause) -> Phrase:
-    """Build 'Anna is happy because ...': the clause is the reason of somebody else's feeling."""
+    """Builds 'Anna is happy because ...': the clause is the reason of somebody else's feeling."""
     feeling = scene.draws.pick(lex.FEELINGS)
     main = statement(Clause(scene.actor(*clause.people), lex.BE, _NOW, complement=feeling))
     return _with_subordinate(main, subordinate(clause, _BECAUSE))
@@ -68,26 +68,26 @@ _AUDIENCE_PATTERNS = (
     Phrase("Our readers live in {}.", "Unsere Leser leben in {}."),
 )
 _FIRST_TOPIC_PATTERNS = (
-    (Phrase("This is the story of {}.", "Dies ist die Geschichte von {}."), Case.DATIVE),
-    (Phrase("Our story begins with {}.", "Unsere Geschichte beginnt mit {}."), Case.DATIVE),
-    (Phrase("This chapter is about {}.", "Dieses Kapitel handelt von {}."), Case.DATIVE),
+    (Phrase("This is the story of {}.", "Dies ist die Geschichte von {}."), GermanCase.DATIVE),
+    (Phrase("Our story begins with {}.", "Unsere Geschichte beginnt mit {}."), GermanCase.DATIVE),
+    (Phrase("This chapter is about {}.", "Dieses Kapitel handelt von {}."), GermanCase.DATIVE),
 )
 _NEXT_TOPIC_PATTERNS = (
-    (Phrase("The next chapter is about {}.", "Das nächste Kapitel handelt von {}."), Case.DATIVE),
-    (Phrase("Now the story turns to {}.", "Nun wendet sich die Geschichte {} zu."), Case.DATIVE),
-    (Phrase("Now we talk about {}.", "Jetzt sprechen wir über {}."), Case.ACCUSATIVE),
+    (Phrase("The next chapter is about {}.", "Das nächste Kapitel handelt von {}."), GermanCase.DATIVE),
+    (Phrase("Now the story turns to {}.", "Nun wendet sich die Geschichte {} zu."), GermanCase.DATIVE),
+    (Phrase("Now we talk about {}.", "Jetzt sprechen wir über {}."), GermanCase.ACCUSATIVE),
 )
 
 
 def audience(scene: Scene, variety: Variety) -> Phrase:
-    """Build the sentence that decides the variety of German for the whole document."""
+    """Builds the sentence that decides the variety of German for the whole document."""
     country = lex.AUDIENCES[variety]
     pattern = scene.draws.pick(_AUDIENCE_PATTERNS)
     return Phrase(pattern.en.format(country.en), pattern.de.format(country.de))
 
 
 def introduction(scene: Scene, topic: Noun, *, first: bool) -> Phrase:
-    """Build the sentence that makes 'it' refer to `topic` from here on."""
+    """Builds the sentence that makes 'it' refer to `topic` from here on."""
     pattern, case = scene.draws.pick(_FIRST_TOPIC_PATTERNS if first else _NEXT_TOPIC_PATTERNS)
     adjective = None
     if scene.draws.chance(0.5):
@@ -160,18 +160,18 @@ class Mention:
 
 
 def mention(scene: Scene, topic: Noun) -> Mention:
-    """Build a sentence about the topic."""
+    """Builds a sentence about the topic."""
     if scene.draws.chance(0.5):
-        form = pronoun(topic.gender, Case.ACCUSATIVE)
+        form = pronoun(topic.gender, GermanCase.ACCUSATIVE)
         text = _as_object(scene, scene.draws.combine("topic", topic.en, OBJECT_PREDICATES), Phrase("it", form))
     else:
-        form = pronoun(topic.gender, Case.NOMINATIVE)
+        form = pronoun(topic.gender, GermanCase.NOMINATIVE)
         text = _as_subject(scene, scene.draws.combine("topic", topic.en, SUBJECT_PREDICATES), Person("it", form, ""))
     return Mention(text, form)
 
 
 def _as_object(scene: Scene, predicate: Predicate, it: Phrase) -> Phrase:
-    """Build a sentence in which somebody does something with it."""
+    """Builds a sentence in which somebody does something with it."""
     verb, draws = predicate.verb, scene.draws
     actor = lex.WHO if draws.chance(_WHO_RATE) else scene.actor()
     recipient = scene.recipient(actor) if predicate.complement == "recipient" else None
@@ -182,7 +182,7 @@ def _as_object(scene: Scene, predicate: Predicate, it: Phrase) -> Phrase:
 
 
 def _shaped(scene: Scene, predicate: Predicate, clause: Clause, word: Phrase | None = None) -> Phrase:
-    """Shape the clause as a question, inside another sentence, or most often as a statement with adverbs."""
+    """Shapes the clause as a question, inside another sentence, or most often as a statement with adverbs."""
     if scene.draws.chance(_QUESTION_RATE):
         return sentence(question(clause, word), "?")
     if scene.draws.chance(_EMBEDDING_RATE):
@@ -192,14 +192,14 @@ def _shaped(scene: Scene, predicate: Predicate, clause: Clause, word: Phrase | N
 
 
 def _question_word(scene: Scene, clause: Clause) -> Phrase | None:
-    """Draw 'where' or 'when' for a past event; other questions are answered by yes or no."""
+    """Draws 'where' or 'when' for a past event; other questions are answered by yes or no."""
     if clause.setting.tense is not Tense.PAST or clause.recipient is not None or scene.draws.chance(0.3):
         return None
     return scene.draws.pick((_WHERE, _WHEN))
 
 
 def _as_subject(scene: Scene, predicate: Predicate, it: Person) -> Phrase:
-    """Build a sentence in which it is, lies, belongs or costs something."""
+    """Builds a sentence in which it is, lies, belongs or costs something."""
     if predicate.en == "be where":
         time = scene.draws.pick((None, lex.TODAY, lex.NOW_ADVERB))
         return sentence(question(Clause(it, lex.BE, Setting(Tense.NOW, time=time)), _WHERE), "?")
@@ -254,26 +254,26 @@ TRANSITIVE = (
 
 
 def aside(scene: Scene) -> Phrase:
-    """Build an aside of any kind."""
+    """Builds an aside of any kind."""
     return sentence(scene.draws.pick(_KINDS)(scene))
 
 
 def _object(scene: Scene, verb: Verb, objects: ObjectClass, article: str) -> Phrase:
-    """Draw an object that suits `verb`, in the accusative; it is often a term where the variety is known."""
+    """Draws an object that suits `verb`, in the accusative; it is often a term where the variety is known."""
     draws = scene.draws
     if scene.variety is not None and objects.terms is not None and draws.chance(_TERM_RATE):
         term = draws.combine("object", verb.en, objects.terms)
-        noun = scene.resolve(term, scene.variety, Case.ACCUSATIVE)
+        noun = scene.resolve(term, scene.variety, GermanCase.ACCUSATIVE)
     else:
         noun = draws.combine("object", verb.en, objects.nouns)
     adjective = None
     if draws.chance(_ADJECTIVE_RATE):
         adjective = draws.combine("adjective", noun.en, objects.adjectives)
-    return noun_phrase(article, noun, Case.ACCUSATIVE, adjective)
+    return noun_phrase(article, noun, GermanCase.ACCUSATIVE, adjective)
 
 
 def _transitive(scene: Scene) -> Phrase:
-    """Build a sentence such as 'Yesterday Anna ate an apple.'"""
+    """Builds a sentence such as 'Yesterday Anna ate an apple.'"""
     verb, objects = scene.draws.pick(TRANSITIVE)
     setting = scene.setting(verb, times=verb is not lex.LOVE)
     if setting.negated or verb is lex.LOVE:
@@ -288,14 +288,14 @@ def _transitive(scene: Scene) -> Phrase:
 
 
 def _lacking(scene: Scene) -> Phrase:
-    """Build a sentence such as 'Anna has no chair.'"""
+    """Builds a sentence such as 'Anna has no chair.'"""
     verb, objects = scene.draws.pick(((lex.HAVE, FURNITURE), (lex.NEED, FURNITURE), (lex.HAVE, ANIMALS)))
     thing = _object(scene, verb, objects, "no")
     return statement(Clause(scene.actor(), verb, _NOW, thing, ObjectKind.INDEFINITE))
 
 
 def _giving(scene: Scene) -> Phrase:
-    """Build a sentence such as 'Anna gave a potato to the girl.'"""
+    """Builds a sentence such as 'Anna gave a potato to the girl.'"""
     actor = scene.actor()
     setting = scene.setting(lex.GIVE, places=False, negation=False)
     food = _object(scene, lex.GIVE, FOOD, "a")
@@ -303,12 +303,12 @@ def _giving(scene: Scene) -> Phrase:
 
 
 def _intransitive(scene: Scene) -> Phrase:
-    """Build a sentence such as 'On Sundays my parents work in the garden.'"""
+    """Builds a sentence such as 'On Sundays my parents work in the garden.'"""
     return statement(_activity(scene, scene.actor(), scene.draws.pick(_INTRANSITIVE)))
 
 
 def _together(scene: Scene) -> Phrase:
-    """Build a sentence such as 'Anna and Peter sing in the yard.'"""
+    """Builds a sentence such as 'Anna and Peter sing in the yard.'"""
     first = scene.draws.pick(lex.NAMES)
     second = scene.draws.pick([name for name in lex.NAMES if name is not first])
     both = Person(f"{first.en} and {second.en}", f"{first.en} und {second.en}", "", plural=True)
@@ -316,15 +316,15 @@ def _together(scene: Scene) -> Phrase:
 
 
 def _animal(scene: Scene) -> Phrase:
-    """Build a sentence such as 'The white cat sleeps under the bridge.'"""
+    """Builds a sentence such as 'The white cat sleeps under the bridge.'"""
     noun = scene.draws.pick(lex.ANIMALS.items)
     adjective = scene.draws.combine("adjective", noun.en, lex.ANIMAL_ADJECTIVES) if scene.draws.chance(0.5) else None
-    phrase = noun_phrase("the", noun, Case.NOMINATIVE, adjective)
+    phrase = noun_phrase("the", noun, GermanCase.NOMINATIVE, adjective)
     return statement(_activity(scene, Person(phrase.en, phrase.de, ""), scene.draws.pick(_OF_ANIMALS)))
 
 
 def _activity(scene: Scene, subject: Person, verb: Verb) -> Clause:
-    """Build an intransitive clause, and add a place where it would be too bare."""
+    """Builds an intransitive clause, and adds a place where it would be too bare."""
     setting = scene.setting(verb)
     if setting.time is None and setting.place is None:
         setting = replace(setting, place=scene.place(), front=False)
@@ -332,23 +332,23 @@ def _activity(scene: Scene, subject: Person, verb: Verb) -> Clause:
 
 
 def _mood(scene: Scene) -> Phrase:
-    """Build a sentence such as 'Today Anna is tired.'"""
+    """Builds a sentence such as 'Today Anna is tired.'"""
     return statement(
         Clause(scene.actor(), lex.BE, scene.setting(lex.BE, places=False), complement=scene.draws.pick(lex.MOODS))
     )
 
 
 def _place_state(scene: Scene) -> Phrase:
-    """Build a sentence such as 'The kitchen is small.'"""
+    """Builds a sentence such as 'The kitchen is small.'"""
     place = scene.draws.pick(lex.PLACES.items)
     adjective = scene.draws.combine("adjective", place.en, lex.PLACE_ADJECTIVES)
-    subject = noun_phrase("the", place.noun, Case.NOMINATIVE)
+    subject = noun_phrase("the", place.noun, GermanCase.NOMINATIVE)
     clause = Clause(Person(subject.en, subject.de, ""), lex.BE, scene.setting(lex.BE, times=False, places=False))
     return statement(replace(clause, complement=Phrase(adjective.en, adjective.de)))
 
 
 def _contrast(scene: Scene) -> Phrase:
-    """Build a sentence such as 'Anna sings, but Peter sleeps.'"""
+    """Builds a sentence such as 'Anna sings, but Peter sleeps.'"""
     first, setting = scene.actor(), Setting(scene.draws.pick((Tense.HABIT, Tense.PAST)))
     verb = scene.draws.pick(_INTRANSITIVE)
     other = scene.draws.pick([choice for choice in _INTRANSITIVE if choice is not verb])
@@ -358,18 +358,18 @@ def _contrast(scene: Scene) -> Phrase:
 
 
 def _embedded(scene: Scene) -> Phrase:
-    """Build a sentence such as 'Anna is happy because Peter sings.'"""
+    """Builds a sentence such as 'Anna is happy because Peter sings.'"""
     verb = scene.draws.pick(_INTRANSITIVE)
     clause = Clause(scene.actor(), verb, scene.bare_setting(verb))
     return scene.draws.pick((reported, felt))(scene, clause)
 
 
 def _relative(scene: Scene) -> Phrase:
-    """Build a sentence such as 'Anna feeds the dog that waits in the yard.'"""
+    """Builds a sentence such as 'Anna feeds the dog that waits in the yard.'"""
     verb = scene.draws.pick((lex.FEED, lex.SEE))
     animal = scene.draws.combine("object", verb.en, lex.ANIMALS)
-    main = statement(Clause(scene.actor(), verb, _NOW, noun_phrase("the", animal, Case.ACCUSATIVE)))
-    article = noun_phrase("the", animal, Case.NOMINATIVE).de.split()[0]
+    main = statement(Clause(scene.actor(), verb, _NOW, noun_phrase("the", animal, GermanCase.ACCUSATIVE)))
+    article = noun_phrase("the", animal, GermanCase.NOMINATIVE).de.split()[0]
     activity = Clause(Person("", "", ""), scene.draws.pick(_OF_ANIMALS), Setting(Tense.NOW, place=scene.place()))
     inner = subordinate(activity, Phrase("that", article))
     return Phrase(f"{main.en} {inner.en}", f"{main.de}, {inner.de}")

@@ -13,7 +13,7 @@ markdown   CommonMark with tables
 html       pages
 tabular    TSV and JSON lines
 bilingual  TMX, XLIFF and PO
-base       skeletons and text units; `spans` protects code and links, `lines` reads files
+skeleton   text units and the place that fills them; `spans` protects code and links, `lines` reads files
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from reluformer.errors import UnknownNameError, nearest
-from reluformer.translation.formats.base import (
+from reluformer.translation.formats.bilingual import BilingualFormat, Po, Tmx, Xliff
+from reluformer.translation.formats.html import Html
+from reluformer.translation.formats.lines import decode_text, read_text, split_lines, write_text
+from reluformer.translation.formats.markdown import Markdown
+from reluformer.translation.formats.plain import AlignedText, PlainText
+from reluformer.translation.formats.skeleton import (
     CorpusFormat,
     Skeleton,
     TextFormat,
@@ -29,11 +34,6 @@ from reluformer.translation.formats.base import (
     TextUnit,
     fill_all,
 )
-from reluformer.translation.formats.bilingual import BilingualFormat, Po, Tmx, Xliff
-from reluformer.translation.formats.html import Html
-from reluformer.translation.formats.lines import decode_text, read_text, split_lines, write_text
-from reluformer.translation.formats.markdown import Markdown
-from reluformer.translation.formats.plain import AlignedText, PlainText
 from reluformer.translation.formats.tabular import Jsonl, Tsv
 from reluformer.translation.splitters import Splitter
 
@@ -43,12 +43,12 @@ _FORMATS: dict[str, type[TextFormat]] = {
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all formats."""
+    """Returns the names of all formats."""
     return tuple(_FORMATS)
 
 
 def get(name: str, *, splitter: str | Splitter = "simple", source: str = "en", target: str = "de") -> TextFormat:
-    """Return a format by its name.
+    """Returns a format by its name.
 
     Args:
         name: A name out of `names()`.
@@ -72,7 +72,7 @@ def get(name: str, *, splitter: str | Splitter = "simple", source: str = "en", t
 def detect(
     path: str | Path, *, splitter: str | Splitter = "simple", source: str = "en", target: str = "de"
 ) -> TextFormat:
-    """Return the format that the name of a file suggests; plain text where it suggests none.
+    """Returns the format that the name of a file suggests; plain text where it suggests none.
 
     Example:
         >>> from reluformer.translation import formats
@@ -85,7 +85,7 @@ def detect(
 
 
 def is_jsonl(path: str | Path) -> bool:
-    """Return whether the name of a file says that it holds JSON lines."""
+    """Returns whether the name of a file says that it holds JSON lines."""
     return isinstance(detect(path), Jsonl)
 
 

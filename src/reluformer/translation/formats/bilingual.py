@@ -21,8 +21,8 @@ from typing import Any
 
 from reluformer.errors import ArgumentError, DataError
 from reluformer.translation.document import Document, DocumentAssembler, SentencePair, Skipped, SkipReason
-from reluformer.translation.formats.base import CorpusFormat, Part, Skeleton, TextUnit, filled
 from reluformer.translation.formats.lines import BYTE_ORDER_MARK, decode_line, open_binary
+from reluformer.translation.formats.skeleton import CorpusFormat, Skeleton, TextPart, TextUnit, filled
 from reluformer.translation.formats.spans import ADDRESS, MARK, TAG, Span, split_units
 
 _PLACEHOLDER = re.compile(
@@ -37,7 +37,7 @@ _XML_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 
 
 def placeholder_spans(text: str) -> list[Span]:
-    """Find placeholders, tags, entities and addresses in a message of a program."""
+    """Finds placeholders, tags, entities and addresses in a message of a program."""
     return [Span(*match.span()) for match in _PLACEHOLDER.finditer(text)]
 
 
@@ -72,7 +72,7 @@ class BilingualFormat(CorpusFormat):
                 yield SentencePair(number, source, target)
 
     def read_bytes(self, path: Path) -> bytes:
-        """Read a file of a corpus; `.gz` is unpacked."""
+        """Reads a file of a corpus; `.gz` is unpacked."""
         try:
             with open_binary(path) as file:
                 return file.read()
@@ -82,7 +82,7 @@ class BilingualFormat(CorpusFormat):
             raise DataError(f"{path}: cannot be read: {error}") from None
 
     def store(self, data: bytes) -> Any:
-        """Parse a file into a store of translate-toolkit.
+        """Parses a file into a store of translate-toolkit.
 
         Raises:
             DataError: It is no file of this format.
@@ -98,10 +98,10 @@ class BilingualFormat(CorpusFormat):
 
     @abstractmethod
     def parse_store(self, data: bytes) -> Any:
-        """Call the parser of translate-toolkit."""
+        """Calls the parser of translate-toolkit."""
 
     def pair(self, entry: Any) -> tuple[str, str, bool] | None:
-        """Return source, target and whether it is a draft; None for what is no text to translate.
+        """Returns source, target and whether it is a draft; None for what is no text to translate.
 
         Of plural forms, the singular stands on both sides.
         """
@@ -110,19 +110,19 @@ class BilingualFormat(CorpusFormat):
         return str(entry.source or ""), str(entry.target or ""), self.is_draft(entry)
 
     def is_draft(self, entry: Any) -> bool:
-        """Return whether a translation is marked as unfinished."""
+        """Returns whether a translation is marked as unfinished."""
         return bool(entry.isfuzzy())
 
     def is_empty(self, entry: Any) -> bool:
-        """Return whether the entry waits for a translation."""
+        """Returns whether the entry waits for a translation."""
         return bool(entry.istranslatable()) and not any(form.strip() for form in self.forms(entry.target))
 
     def forms(self, text: Any) -> list[str]:
-        """Return the singular and plural forms of a text; mostly it is one form only."""
+        """Returns the singular and plural forms of a text; mostly it is one form only."""
         return [str(form) for form in getattr(text, "strings", [text or ""])]
 
     def fill_entry(self, store: Any, entry: Any, forms: list[str]) -> None:
-        """Set the target of an entry."""
+        """Sets the target of an entry."""
         entry.target = forms[0]
 
 
@@ -132,7 +132,7 @@ class _BilingualSkeleton(Skeleton):
     def __init__(self, codec: BilingualFormat, text: str) -> None:
         self.codec = codec
         self.text = text
-        self.entries: dict[int, list[list[Part]]] = {}
+        self.entries: dict[int, list[list[TextPart]]] = {}
         groups: list[list[str]] = []
         for index, entry in enumerate(self._open().units):
             if not codec.is_empty(entry):
@@ -149,7 +149,7 @@ class _BilingualSkeleton(Skeleton):
         )
 
     def _open(self) -> Any:
-        """Parse the text; the toolkit would read another encoding than UTF-8 if one is declared."""
+        """Parses the text; the toolkit would read another encoding than UTF-8 if one is declared."""
         declared = _DECLARED.match(self.text)
         encoding = (declared[1] or declared[2]) if declared else "utf-8"
         if encoding.lower() not in ("utf-8", "utf8", "ascii", "us-ascii", "charset"):  # gettext's own placeholder
@@ -180,7 +180,7 @@ class Tmx(BilingualFormat):
 
 
 class Xliff(BilingualFormat):
-    """XLIFF 1.2 and 2; entries without a target get one."""
+    """XLIFF has versions 1.2 and 2; entries without a target get one."""
 
     name = "xliff"
     suffixes = (".xlf", ".xliff")
@@ -191,7 +191,7 @@ class Xliff(BilingualFormat):
         return _toolkit("xliff").xlifffile.parsestring(data)
 
     def is_draft(self, entry: Any) -> bool:
-        """Return whether `approved="no"` or a state speaks against a translation.
+        """Returns whether `approved="no"` or a state speaks against a translation.
 
         XLIFF 1.2 need not say `approved`, and translate-toolkit takes all that do not for fuzzy.
         """
@@ -218,7 +218,7 @@ class Po(BilingualFormat):
         return _toolkit("pypo").pofile.parsestring(data)
 
     def read_bytes(self, path: Path) -> bytes:
-        """Read a file and check every line: the toolkit would guess another encoding than UTF-8."""
+        """Reads a file and check every line: the toolkit would guess another encoding than UTF-8."""
         data = super().read_bytes(path)
         for number, line in enumerate(data.split(b"\n"), start=1):
             decode_line(line, path, number)
@@ -237,7 +237,7 @@ class Po(BilingualFormat):
 
 
 def _text_in(entry: Any, language: str) -> str:
-    """Return the text of a TMX entry in `language`: `en` also finds `en-GB`; empty where it has none."""
+    """Returns the text of a TMX entry in `language`: `en` also finds `en-GB`; empty where it has none."""
     wanted = language.lower().replace("_", "-")
     for node in entry.getlanguageNodes():
         found = (node.get(_XML_LANGUAGE) or node.get("lang") or "").lower().replace("_", "-")

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from reluformer.translation.formats.base import Part, Skeleton, TextFormat, TextSkeleton, TextUnit
+from reluformer.translation.formats.skeleton import Skeleton, TextFormat, TextPart, TextSkeleton, TextUnit
 from reluformer.translation.formats.spans import ADDRESS, MARK, MarkedUnit, Span, split_units
 
 _KEPT = "script|style|pre|textarea|template|svg|math|noscript|iframe|object"
@@ -33,7 +33,7 @@ _OTHER = re.compile(rf"{_TAG}|{MARK.pattern}|{ADDRESS}")
 
 
 def html_spans(text: str) -> list[Span]:
-    """Find what must survive in a stretch of running text: inline tags, code, addresses."""
+    """Finds what must survive in a stretch of running text: inline tags, code, addresses."""
     spans: list[Span] = []
     taken = bytearray(len(text))
     for pattern in (_WHOLE, _PAIR, _OTHER):
@@ -62,12 +62,12 @@ class Html(TextFormat):
     suffixes = (".html", ".htm")
 
     def skeleton(self, text: str) -> Skeleton:
-        parts: list[Part] = []
+        parts: list[TextPart] = []
         for stretch, is_running in _stretches(text):
             parts += self._units(stretch) if is_running else [stretch]
         return TextSkeleton(parts)
 
-    def _units(self, stretch: str) -> Iterator[Part]:
+    def _units(self, stretch: str) -> Iterator[TextPart]:
         for part in split_units(stretch, self.splitter, html_spans):
             if isinstance(part, TextUnit):
                 spans = part.spans if isinstance(part, MarkedUnit) else ()
@@ -77,7 +77,7 @@ class Html(TextFormat):
 
 
 def _stretches(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield the pieces of a text: running text with its inline tags (True), and everything else."""
+    """Yields the pieces of a text: running text with its inline tags (True), and everything else."""
     cursor = 0
     for match in _MARKUP.finditer(text):
         name = match[2]

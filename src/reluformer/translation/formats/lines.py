@@ -33,7 +33,7 @@ class TextLine(NamedTuple):
 
 
 def split_lines(text: str) -> list[TextLine]:
-    """Split `text` at CR LF, LF and CR only, not at the other line ends of `str.splitlines`.
+    """Splits `text` at CR LF, LF and CR only, not at the other line ends of `str.splitlines`.
 
     Example:
         >>> from reluformer.translation.formats.lines import split_lines
@@ -45,7 +45,7 @@ def split_lines(text: str) -> list[TextLine]:
 
 
 def on_one_line(text: str) -> str:
-    """Replace every line break, and the white space around it, by one space."""
+    """Replaces every line break, and the white space around it, by one space."""
     pieces = _LINE_BREAK.split(text)
     if len(pieces) == 1:
         return text.strip()
@@ -53,7 +53,7 @@ def on_one_line(text: str) -> str:
 
 
 def decode_text(data: bytes, where: str) -> str:
-    """Decode UTF-8 and keep a byte order mark as the first character.
+    """Decodes UTF-8 and keep a byte order mark as the first character.
 
     Args:
         data: The bytes of a whole text.
@@ -73,7 +73,7 @@ def decode_text(data: bytes, where: str) -> str:
 
 
 def read_text(path: str | Path) -> str:
-    """Read a file exactly as it is, line endings included; `.gz` is unpacked.
+    """Reads a file exactly as it is, line endings included; `.gz` is unpacked.
 
     Raises:
         DataError: The file cannot be read, is damaged, or is not UTF-8.
@@ -91,7 +91,7 @@ def read_text(path: str | Path) -> str:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write `text` exactly as it is, whole or not at all; `.gz` is packed, the same text to the same bytes.
+    """Writes `text` exactly as it is, whole or not at all; `.gz` is packed, the same text to the same bytes.
 
     Raises:
         StorageError: The file cannot be written.
@@ -103,7 +103,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def open_binary(path: Path) -> IO[bytes]:
-    """Open a file of a corpus; it is unpacked where its name ends in .gz.
+    """Opens a file of a corpus; it is unpacked where its name ends in .gz.
 
     Raises:
         DataError: The file is missing or cannot be opened.
@@ -117,7 +117,7 @@ def open_binary(path: Path) -> IO[bytes]:
 
 
 def numbered_lines(path: Path, most_bytes: int) -> Iterator[tuple[int, bytes | None]]:
-    """Yield the lines of a file, numbered from 1, without their endings.
+    """Yields the lines of a file, numbered from 1, without their endings.
 
     Args:
         path: The file; `.gz` is unpacked.
@@ -143,7 +143,7 @@ def numbered_lines(path: Path, most_bytes: int) -> Iterator[tuple[int, bytes | N
 
 
 def decode_line(line: bytes, path: Path, number: int) -> str:
-    """Decode a line of a file, or raise a `DataError` with file, line and byte."""
+    """Decodes a line of a file, or raises a `DataError` with file, line and byte."""
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -21,8 +21,8 @@ from typing import NamedTuple
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from reluformer.translation.formats.base import Part, Skeleton, TextFormat, TextSkeleton, TextUnit
 from reluformer.translation.formats.lines import TextLine, split_lines
+from reluformer.translation.formats.skeleton import Skeleton, TextFormat, TextPart, TextSkeleton, TextUnit
 from reluformer.translation.formats.spans import ADDRESS, MARK, TAG, MarkedUnit, Span, split_units
 from reluformer.translation.splitters import Splitter
 
@@ -46,7 +46,7 @@ _BARE = re.compile(ADDRESS)
 
 
 def markdown_spans(text: str) -> list[Span]:
-    """Find what must survive in the text of a paragraph; escaped brackets and ticks are no markup."""
+    """Finds what must survive in the text of a paragraph; escaped brackets and ticks are no markup."""
     opaque = [match.span() for match in _OPAQUE.finditer(text)]
     shadow = _blank_out(text, opaque)
     spans = []
@@ -120,7 +120,7 @@ class Markdown(TextFormat):
     def skeleton(self, text: str) -> Skeleton:
         front = _FRONT_MATTER.match(text)
         offset = front.end() if front else 0
-        parts: list[Part] = []
+        parts: list[TextPart] = []
         cursor = 0
         for block in self._blocks(text[offset:]):
             stretches = [Stretch(start + offset, end + offset) for start, end in block.stretches]
@@ -130,7 +130,7 @@ class Markdown(TextFormat):
         return TextSkeleton([*parts, text[cursor:]])
 
     def _blocks(self, body: str) -> Iterator[TextBlock]:
-        """Yield every block of running text that the parser found, in order."""
+        """Yields every block of running text that the parser found, in order."""
         lines = split_lines(body)
         starts = [0]
         for line in lines:
@@ -150,8 +150,8 @@ class Markdown(TextFormat):
             else:
                 yield from _paragraph(lines, starts, first, opening, token)
 
-    def _units(self, text: str, stretches: Sequence[Stretch], block: TextBlock) -> list[Part]:
-        """Split the lines of a block as one text, and map the pieces back to the document."""
+    def _units(self, text: str, stretches: Sequence[Stretch], block: TextBlock) -> list[TextPart]:
+        """Splits the lines of a block as one text, and maps the pieces back to the document."""
         joined = "\n".join(text[start:end] for start, end in stretches)
         line_starts = [0]
         for start, end in stretches:
@@ -161,7 +161,7 @@ class Markdown(TextFormat):
             line = bisect_right(line_starts, position, hi=len(stretches)) - 1
             return stretches[line].start + position - line_starts[line]
 
-        parts: list[Part] = []
+        parts: list[TextPart] = []
         position = 0
         for part in split_units(joined, self.splitter, markdown_spans):
             end = position + len(part.raw if isinstance(part, TextUnit) else part)
@@ -187,7 +187,7 @@ def _find_cell(row: str, content: str, column: int) -> Stretch | None:
 def _paragraph(
     lines: list[TextLine], starts: list[int], first: int, opening: Token, token: Token
 ) -> Iterator[TextBlock]:
-    """Cut a paragraph or heading at hard breaks. The parser reads NUL as the replacement character."""
+    """Cuts a paragraph or heading at hard breaks. The parser reads NUL as the replacement character."""
     heading = opening.type == "heading_open" and opening.markup.startswith("#")
     stretches: list[Stretch] = []
     contents = token.content.split("\n")

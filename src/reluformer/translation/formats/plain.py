@@ -12,7 +12,6 @@ from pathlib import Path
 
 from reluformer.errors import DataError
 from reluformer.translation.document import Document, DocumentAssembler, SentencePair
-from reluformer.translation.formats.base import CorpusFormat, Part, Skeleton, TextFormat, TextSkeleton, TextUnit
 from reluformer.translation.formats.lines import (
     BYTE_ORDER_MARK,
     UTF8_MOST_BYTES,
@@ -20,6 +19,7 @@ from reluformer.translation.formats.lines import (
     numbered_lines,
     split_lines,
 )
+from reluformer.translation.formats.skeleton import CorpusFormat, Skeleton, TextFormat, TextPart, TextSkeleton, TextUnit
 from reluformer.translation.formats.spans import split_units
 from reluformer.translation.splitters import Splitter
 
@@ -49,7 +49,7 @@ class PlainText(TextFormat):
 
     def skeleton(self, text: str) -> Skeleton:
         mark, body = _without_mark(text)
-        parts: list[Part] = [mark]
+        parts: list[TextPart] = [mark]
         for stretch in self._stretches(body):
             parts += split_units(stretch, self.splitter)
         return TextSkeleton(parts)
@@ -71,7 +71,7 @@ class AlignedText(CorpusFormat):
 
     def skeleton(self, text: str) -> Skeleton:
         mark, body = _without_mark(text)
-        parts: list[Part] = [mark]
+        parts: list[TextPart] = [mark]
         groups = SentenceGroups()
         for line in split_lines(body):
             sentence = line.body.strip()
@@ -116,30 +116,30 @@ def _aligned_pairs(src: Path, tgt: Path, assembler: DocumentAssembler) -> Iterat
 
 
 class SentenceGroups:
-    """Sentences gathered into documents that blank lines part."""
+    """Gathers sentences into documents that blank lines part."""
 
     def __init__(self) -> None:
         self._groups: list[list[str]] = [[]]
 
     def add(self, sentence: str) -> None:
-        """Add the next sentence; a blank one ends the document."""
+        """Adds the next sentence; a blank one ends the document."""
         if sentence:
             self._groups[-1].append(sentence)
         elif self._groups[-1]:
             self._groups.append([])
 
     def documents(self) -> list[Document]:
-        """Return the documents, numbered from 1."""
+        """Returns the documents, numbered from 1."""
         groups = [group for group in self._groups if group]
         return [Document(str(number), tuple(group)) for number, group in enumerate(groups, 1)]
 
 
 def is_blank(text: str | None) -> bool:
-    """Return whether a line is blank; a line that is too long to keep (None) is not."""
+    """Returns whether a line is blank; a line that is too long to keep (None) is not."""
     return text is not None and not text.strip()
 
 
 def _without_mark(text: str) -> tuple[str, str]:
-    """Return the byte order mark, or nothing, and the text behind it."""
+    """Returns the byte order mark, or nothing, and the text behind it."""
     mark = BYTE_ORDER_MARK if text.startswith(BYTE_ORDER_MARK) else ""
     return mark, text.removeprefix(mark)

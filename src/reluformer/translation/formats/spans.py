@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from reluformer.translation.formats.base import Part, TextUnit
 from reluformer.translation.formats.lines import on_one_line
+from reluformer.translation.formats.skeleton import TextPart, TextUnit
 from reluformer.translation.splitters import Splitter
 
 MARK = re.compile(r"\[ ?(?P<close>/?) ?(?P<number>\d+) ?\]")
@@ -37,7 +37,7 @@ SpanFinder = Callable[[str], Sequence[Span]]
 
 
 def no_spans(text: str) -> Sequence[Span]:
-    """Return no spans, for text in which nothing is protected."""
+    """Returns no spans, for text in which nothing is protected."""
     return ()
 
 
@@ -52,8 +52,8 @@ class MarkedUnit(TextUnit):
         return restore(translation, self.spans) if self.spans else translation
 
 
-def split_units(text: str, splitter: Splitter, find_spans: SpanFinder = no_spans) -> list[Part]:
-    """Split running text into text units, one for each sentence, and the literal text between them.
+def split_units(text: str, splitter: Splitter, find_spans: SpanFinder = no_spans) -> list[TextPart]:
+    """Splits running text into text units, one for each sentence, and the literal text between them.
 
     A piece without a letter or digit of its own (a rule, an emoji, a lone link target) is
     no sentence.
@@ -68,7 +68,7 @@ def split_units(text: str, splitter: Splitter, find_spans: SpanFinder = no_spans
     """
     spans = find_spans(text)
     shadow = _shadow(text, spans)
-    parts: list[Part] = []
+    parts: list[TextPart] = []
     start = 0
     for piece, is_sentence in splitter.split(shadow):
         end = start + len(piece)
@@ -82,7 +82,7 @@ def split_units(text: str, splitter: Splitter, find_spans: SpanFinder = no_spans
 
 
 def _shadow(text: str, spans: Sequence[Span]) -> str:
-    """Return a text as long as `text` with letters in place of the spans, so that no splitter cuts them."""
+    """Returns a text as long as `text` with letters in place of the spans, so that no splitter cuts them."""
     pieces, cursor = [], 0
     for span in spans:
         filler = "Q" * (span.end - span.start)
@@ -123,7 +123,7 @@ def _unit(text: str, start: int, end: int, spans: Sequence[Span]) -> TextUnit:
 
 
 def restore(translation: str, spans: Sequence[tuple[str, str | None, str]]) -> str:
-    """Turn the marks in `translation` back into spans; those without marks follow behind."""
+    """Turns the marks in `translation` back into spans; those without marks follow behind."""
     marks: dict[tuple[str, int], re.Match[str]] = {}
     for match in MARK.finditer(translation):
         marks.setdefault((match["close"], int(match["number"])), match)

@@ -9,7 +9,6 @@ from typing import Any
 
 from reluformer.errors import DataError
 from reluformer.translation.document import Document, DocumentAssembler, SentencePair
-from reluformer.translation.formats.base import CorpusFormat, Part, Skeleton, TextSkeleton, TextUnit
 from reluformer.translation.formats.lines import (
     BYTE_ORDER_MARK,
     UTF8_MOST_BYTES,
@@ -20,6 +19,7 @@ from reluformer.translation.formats.lines import (
     split_lines,
 )
 from reluformer.translation.formats.plain import SentenceGroups, is_blank
+from reluformer.translation.formats.skeleton import CorpusFormat, Skeleton, TextPart, TextSkeleton, TextUnit
 
 
 class _TsvUnit(TextUnit):
@@ -40,7 +40,7 @@ class Tsv(CorpusFormat):
     suffixes = (".tsv",)
 
     def skeleton(self, text: str) -> Skeleton:
-        parts: list[Part] = []
+        parts: list[TextPart] = []
         groups = SentenceGroups()
         for line in split_lines(text):
             columns = line.body.split("\t")
@@ -136,12 +136,12 @@ class _JsonlSkeleton(Skeleton):
 
 
 def is_sentence_list(value: Any) -> bool:
-    """Return whether a value of JSON is a list of strings."""
+    """Returns whether a value of JSON is a list of strings."""
     return isinstance(value, list) and all(isinstance(sentence, str) for sentence in value)
 
 
 def _source_record(body: str, place: str) -> dict[str, Any]:
-    """Parse a line for translation: it needs "src" only."""
+    """Parses a line for translation: it needs "src" only."""
     try:
         record = json.loads(body)
     except json.JSONDecodeError as error:
@@ -155,7 +155,7 @@ def _source_record(body: str, place: str) -> dict[str, Any]:
 
 
 def _aligned_record(text: str, place: str) -> dict[str, Any]:
-    """Parse a line of a corpus: it needs "src" and "tgt" of one length."""
+    """Parses a line of a corpus: it needs "src" and "tgt" of one length."""
     try:
         record = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -174,7 +174,7 @@ def _aligned_record(text: str, place: str) -> dict[str, Any]:
 
 
 def _with_translation(body: str, record: dict[str, Any], translation: list[str]) -> str:
-    """Return the line with the translation under a key of its own, the rest as it was written."""
+    """Returns the line with the translation under a key of its own, the rest as it was written."""
     if "hyp" in record:
         return json.dumps({**record, "hyp": translation}, ensure_ascii=False)
     key = "hyp" if record.get("tgt") else "tgt"

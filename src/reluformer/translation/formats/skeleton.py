@@ -1,4 +1,4 @@
-"""The base of all formats: take the sentences out of a text, and put translations back.
+"""Skeletons and formats: the sentences are taken out of a text, and translations are put back.
 
 A format is a codec. `skeleton` takes the sentences out of a document for translation. A
 `CorpusFormat` holds both languages, and `read_corpus` reads the same files for training.
@@ -27,20 +27,20 @@ class TextUnit:
     source: str
 
     def fill(self, translation: str) -> str:
-        """Return what to write there; the raw text itself where the translation left the source as it was."""
+        """Returns what to write there; the raw text itself where the translation left the source as it was."""
         return self.raw if translation == self.source else self.adapt(on_one_line(translation))
 
     def adapt(self, translation: str) -> str:
-        """Return the translation, which is on one line, as the format wants it written."""
+        """Returns the translation, which is on one line, as the format wants it written."""
         return translation
 
 
-Part = str | TextUnit
+TextPart = str | TextUnit
 """A part of a text is literal text or a text unit."""
 
 
-def filled(parts: Iterable[Part], translations: Iterator[str]) -> Iterator[str]:
-    """Yield the parts of a text with one of `translations` in place of each text unit."""
+def filled(parts: Iterable[TextPart], translations: Iterator[str]) -> Iterator[str]:
+    """Yields the parts of a text with one of `translations` in place of each text unit."""
     for part in parts:
         yield part.fill(next(translations)) if isinstance(part, TextUnit) else part
 
@@ -53,11 +53,11 @@ class Skeleton(ABC):
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """Return the sentences of all documents in order; `fill` wants a translation of each."""
+        """Returns the sentences of all documents in order; `fill` wants a translation of each."""
         return tuple(sentence for document in self.documents for sentence in document.src)
 
     def fill(self, translations: Sequence[str]) -> str:
-        """Return the text with translations in place of its sentences.
+        """Returns the text with translations in place of its sentences.
 
         Args:
             translations: One for each sentence, in order; it may be empty.
@@ -78,7 +78,7 @@ class Skeleton(ABC):
 
 
 def fill_all(skeletons: Iterable[Skeleton], documents: Iterable[Sequence[str]]) -> list[str]:
-    """Fill many skeletons with the translations of all their documents.
+    """Fills many skeletons with the translations of all their documents.
 
     Args:
         skeletons: The texts without their sentences.
@@ -96,7 +96,7 @@ def fill_all(skeletons: Iterable[Skeleton], documents: Iterable[Sequence[str]]) 
 class TextSkeleton(Skeleton):
     """A skeleton of literal text and text units in turn; literal text comes back byte for byte."""
 
-    def __init__(self, parts: Sequence[Part], documents: Sequence[Document] | None = None) -> None:
+    def __init__(self, parts: Sequence[TextPart], documents: Sequence[Document] | None = None) -> None:
         self.parts = tuple(parts)
         if documents is None:
             sources = tuple(part.source for part in parts if isinstance(part, TextUnit))
@@ -104,7 +104,7 @@ class TextSkeleton(Skeleton):
         self.documents = tuple(documents)
 
     def stream(self, translations: Iterable[str]) -> Iterator[str]:
-        """Yield the filled text piece by piece, each as soon as its translation is there."""
+        """Yields the filled text piece by piece, each as soon as its translation is there."""
         return filled(self.parts, iter(translations))
 
     def _fill(self, translations: Iterator[str]) -> str:
@@ -129,7 +129,7 @@ class TextFormat(ABC):
         self.target = target
 
     def parse(self, text: str) -> tuple[tuple[str, ...], Skeleton]:
-        """Return the sentences to translate, and the skeleton to fill with their translations.
+        """Returns the sentences to translate, and the skeleton to fill with their translations.
 
         Example:
             >>> from reluformer.translation import formats
@@ -144,7 +144,7 @@ class TextFormat(ABC):
 
     @abstractmethod
     def skeleton(self, text: str) -> Skeleton:
-        """Return the skeleton alone, which knows the sentences too.
+        """Returns the skeleton alone, which knows the sentences too.
 
         Raises:
             DataError: The text is not of this format; the message has the line where it is known.
@@ -156,7 +156,7 @@ class CorpusFormat(TextFormat):
 
     @abstractmethod
     def read_corpus(self, files: Sequence[Path], assembler: DocumentAssembler) -> Iterator[Document]:
-        """Read aligned documents, one at a time.
+        """Reads aligned documents, one at a time.
 
         Args:
             files: The file, or the source and the target file of an aligned pair; `.gz` is unpacked.
