@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from reluformer.errors import StorageError
-from reluformer.files import alone_in, whole_file
+from reluformer.files import alone_in, whole_directory, whole_file
 
 fcntl = pytest.importorskip("fcntl", reason="this system has no file locks")
 
@@ -19,6 +19,26 @@ def test_two_may_write_one_file_at_the_same_time(tmp_path: Path) -> None:
         first.write(b"{}")
         second.write(b"{}")
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("run.json", b"{}")]
+
+
+def test_a_directory_gets_its_name_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "export"
+    with whole_directory(path) as partial:
+        (partial / "a.txt").write_text("first")
+        assert not path.exists()
+    with whole_directory(path, replace=True) as partial:
+        (partial / "b.txt").write_text("second")
+    assert [file.name for file in path.iterdir()] == ["b.txt"]
+    assert [file.name for file in tmp_path.iterdir()] == ["export"]
+
+
+def test_an_error_leaves_the_old_directory(tmp_path: Path) -> None:
+    path = tmp_path / "export"
+    with whole_directory(path) as partial:
+        (partial / "a.txt").write_text("first")
+    with pytest.raises(StorageError, match="export: cannot be written: No space"), whole_directory(path, replace=True):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert [str(file.relative_to(tmp_path)) for file in sorted(tmp_path.rglob("*"))] == ["export", "export/a.txt"]
 
 
 def test_what_a_kill_left_is_deleted_by_the_next_who_is_alone(tmp_path: Path) -> None:

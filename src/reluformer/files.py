@@ -1,9 +1,13 @@
-"""Files that are either whole or absent (written under another name, then renamed), and locks of directories."""
+"""Files and directories that are either whole or absent, and locks of directories.
+
+They are written under another name, flushed to the disk, and renamed when they are whole.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +19,21 @@ from reluformer.errors import StorageError
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write to; it gets its name only when the block ends well. Others may write it at the same time."""
+    """Opens a file for writing, which gets its name only when the block ends without an error.
+
+    Several processes may write the same file at the same time.
+
+    Raises:
+        StorageError: The file cannot be written.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as directory:
+        ...     with whole_file(Path(directory) / "a.txt") as file:
+        ...         _ = file.write(b"text")
+        ...     (Path(directory) / "a.txt").read_text()
+        'text'
+    """
     partial = path.with_name(f"{path.name}.{token_hex(4)}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -35,19 +53,69 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
         ) from None
 
 
+@contextmanager
+def whole_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
+    """Yields a directory to write to, which gets its name only when the block ends without an error.
+
+    Args:
+        path: The final name.
+        replace: Whether to delete a directory of that name; otherwise it must not exist, or be empty.
+
+    Raises:
+        StorageError: The directory cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        yield partial
+        for written in (*(file for file in partial.rglob("*") if file.is_file()), partial):
+            flush(written)
+        if replace:
+            shutil.rmtree(path, ignore_errors=True)
+        partial.replace(path)
+        flush(path.parent)
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        raise StorageError(f"{path}: cannot be written: {error.strerror or error}; choose another directory") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def flush(path: Path) -> None:
+    """Waits until a file or directory is on the disk."""
+    if os.name == "nt" and path.is_dir():
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def write_text(path: Path, text: str) -> None:
-    """Write a text file whole or not at all."""
+    """Writes a text file whole or not at all."""
     with whole_file(path) as file:
         file.write(text.encode("utf-8"))
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON object whole or not at all."""
+    """Writes a JSON object whole or not at all."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path, *, what: str, version: int) -> dict[str, Any]:
-    """A JSON object whose "format" must be `version`."""
+    """Returns a JSON object whose "format" must be `version`.
+
+    Args:
+        path: The file to read.
+        what: What the file is, for messages.
+        version: The format that this version reads.
+
+    Raises:
+        StorageError: The file is missing, damaged or of another format.
+    """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -61,7 +129,7 @@ def read_json(path: Path, *, what: str, version: int) -> dict[str, Any]:
 
 
 def delete_partial(directory: Path) -> None:
-    """Delete what killed processes left half written; nobody else may be writing here."""
+    """Deletes the partial files of killed processes; no other process may be writing here."""
     for path in directory.glob("*.partial"):
         if path.is_file():
             path.unlink(missing_ok=True)
@@ -69,9 +137,16 @@ def delete_partial(directory: Path) -> None:
 
 @contextmanager
 def alone_in(directory: Path, *, busy: str | None = None) -> Iterator[None]:
-    """Hold the lock of a directory, which is made if need be and freed of partial files; it ends with the process.
+    """Holds the lock of a directory inside the block; the end of the process releases it as well.
 
-    A second process waits for the first, or where it is not to wait, gets an error that says `busy`.
+    The directory is created if it does not exist, and its partial files are deleted.
+
+    Args:
+        directory: The directory to lock.
+        busy: The message of the error if another process holds the lock. Default: wait for it.
+
+    Raises:
+        StorageError: The directory cannot be created, or another process holds the lock and `busy` is given.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from reluformer.errors import ArgumentError
-from reluformer.translation.runs import MODEL, ONNX, meant_by
+from reluformer.models import CONFIG
+from reluformer.training.run import RunDirectory, find_run
 from reluformer.translation.translator import Translator, load_run
 
 
@@ -42,8 +43,8 @@ def load(directory: str | Path, device: str | torch.device = "cpu", **decoding: 
         >>> translator.translate(["The lamp is new."])  # doctest: +SKIP
         ['Die Lampe ist neu.']
     """
-    directory = meant_by(Path(directory))
-    if (directory / ONNX).is_file():
+    directory = find_run(Path(directory))
+    if RunDirectory(directory).is_onnx:
         from reluformer.integrations import onnx
 
         if str(device) not in ("auto", "cpu"):
@@ -68,7 +69,7 @@ def _device(device: str | torch.device) -> torch.device:
 def _is_transformers_export(directory: Path) -> bool:
     """Whether config.json is one of transformers; a damaged one is left to `load_run`, which names the fault."""
     try:
-        content = json.loads((directory / MODEL).read_text(encoding="utf-8"))
+        content = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(content, dict) and content.get("model_type") == "reluformer"

@@ -10,7 +10,7 @@ import pytest
 from reluformer.config import load_yaml
 from reluformer.errors import ConfigError, StorageError
 from reluformer.models import storage
-from reluformer.training.run import RunDirectory, RunLog
+from reluformer.training.run import RunDirectory, RunLog, find_run
 from reluformer.translation.recipe import Recipe
 
 
@@ -148,3 +148,46 @@ def test_vocab_size_is_not_the_models_to_choose(make_recipe: Any) -> None:
 def test_a_models_keys_are_checked_in_the_recipe(make_recipe: Any, changes: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         make_recipe(model=changes)
+
+
+def test_the_best_model_of_version_0_1_has_the_tokenizer_and_the_recipe_of_its_run(
+    make_recipe: Any, tmp_path: Path
+) -> None:
+    run = RunDirectory(tmp_path)
+    run.begin(make_recipe())
+    run.best.mkdir()
+    (tmp_path / "tokenizer.json").write_text("{}")
+    best = RunDirectory(run.best)
+    assert (best.tokenizer, best.recipe(Recipe)) == (tmp_path, make_recipe())
+    (run.best / "tokenizer.json").write_text("{}")
+    assert best.tokenizer == run.best
+    assert RunDirectory(tmp_path / "other").tokenizer == tmp_path / "other", "only best/ stands in a run"
+
+
+def test_the_best_model_has_a_recipe_that_follows_that_of_the_run(make_recipe: Any, tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.begin(make_recipe())
+    run.save_best(lambda directory: (directory / "model").write_text("weights") and None, step=3)
+    assert (run.best_step, sorted(path.name for path in run.best.iterdir())) == (
+        3,
+        ["best.json", "model", "recipe.yaml"],
+    )
+    run.set_recipe(make_recipe(updates=9))
+    assert RunDirectory(run.best).recipe(Recipe) == make_recipe(updates=9)
+
+
+def test_a_directory_says_what_it_is_instead_of_a_run(make_recipe: Any, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="no such directory"):
+        RunDirectory(tmp_path / "none").check()
+    with pytest.raises(StorageError, match="not a run, it holds neither"):
+        RunDirectory(tmp_path).check()
+    run = RunDirectory(tmp_path / "reluformer")
+    run.begin(make_recipe())
+    with pytest.raises(StorageError, match="the run is not started and has no model yet"):
+        run.check_model()
+    with pytest.raises(StorageError, match="it holds the runs reluformer; name one"):
+        RunDirectory(tmp_path).check()
+    assert find_run(tmp_path) == run.path
+    (tmp_path / storage.CONFIG).write_text("{}")
+    with pytest.raises(StorageError, match=r"a model without recipe\.yaml"):
+        RunDirectory(tmp_path).check_recipe()

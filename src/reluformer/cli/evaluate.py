@@ -22,7 +22,7 @@ from reluformer.cli import models
 from reluformer.cli.options import AsJson, Beam, Device, LengthPenalty, Plugins, Run, Settings, decoding_changes
 from reluformer.cli.text_files import sentence_bar
 from reluformer.errors import ArgumentError, DataError
-from reluformer.translation.runs import meant_by
+from reluformer.training.run import find_run
 
 if TYPE_CHECKING:
     from reluformer.translation.document import Document
@@ -66,7 +66,7 @@ def evaluate(
 
     Example: reluformer evaluate runs/demo/reluformer --against runs/demo/transformer
     """
-    against = None if against is None else meant_by(against)
+    against = None if against is None else find_run(against)
     models.check_recipe(run)
     for path in (run, against):
         if path is not None:

@@ -13,7 +13,7 @@ import typer
 from reluformer.cli import models
 from reluformer.cli.options import AsJson, Plugins
 from reluformer.errors import ArgumentError
-from reluformer.translation.runs import meant_by
+from reluformer.training.run import find_run
 
 
 class ExportTarget(StrEnum):
@@ -49,7 +49,7 @@ def export(
     """
     if to is not ExportTarget.onnx and (quantize is not None or opset is not None):
         raise ArgumentError(f"--quantize and --opset are for --to onnx, not --to {to}; leave them out")
-    source = meant_by(source)
+    source = find_run(source)
     target = source / to if out is None else out
     written = _WRITERS[to](source, target, quantize, opset, force)
     if as_json:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from reluformer.errors import ConfigError
-from reluformer.translation.runs import meant_by
+from reluformer.training.run import find_run
 
 
 def _load_plugins(paths: list[Path]) -> list[Path]:
@@ -44,7 +44,7 @@ Plugins = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print figures as JSON.")]
 Run = Annotated[
     Path,
-    typer.Argument(metavar="RUN", callback=meant_by, help="Directory of a run, e.g. runs/demo.", show_default=False),
+    typer.Argument(metavar="RUN", callback=find_run, help="Directory of a run, e.g. runs/demo.", show_default=False),
 ]
 Beam = Annotated[int | None, typer.Option("--beam", min=1, help="Beam size; 1 is greedy search.", show_default=False)]
 LengthPenalty = Annotated[

@@ -13,7 +13,7 @@ import typer
 from reluformer.cli import models
 from reluformer.cli.options import Beam, Device, LengthPenalty, Plugins, Settings, decoding_changes
 from reluformer.errors import ArgumentError, ReluformerError
-from reluformer.translation.runs import meant_by
+from reluformer.training.run import find_run
 
 KEY_VARIABLE = "RELUFORMER_API_KEY"
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
@@ -53,7 +53,7 @@ def serve(
     Example: reluformer serve runs/demo/reluformer --port 5000
     """
     _check_packages()
-    runs = [meant_by(run) for run in runs]
+    runs = [find_run(run) for run in runs]
     if len({run.resolve() for run in runs}) < len(runs):
         raise ArgumentError("a run is named twice; name each one once")
     if log_level not in ("info", "warning"):

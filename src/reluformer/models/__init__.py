@@ -5,3 +5,6 @@ blocks            attention and feed-forward layers with their residual connecti
 encoder_decoder   ReLUFormer and Transformer, from the same blocks
 storage           a directory with config.json and model.safetensors
 """
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+"""The files of a saved model."""

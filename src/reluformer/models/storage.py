@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from reluformer import files, rules
 from reluformer.errors import ArgumentError, ConfigError, StorageError, nearest
+from reluformer.models import CONFIG as CONFIG
+from reluformer.models import WEIGHTS as WEIGHTS
 from reluformer.models.config import ModelConfig
 
 FORMAT = 1
 KIND = "reluformer"
-CONFIG = "config.json"
-WEIGHTS = "model.safetensors"
 
 
 def save(directory: Path, config: ModelConfig, state: Mapping[str, Tensor], tokenizer: str | None = None) -> None:

@@ -7,7 +7,10 @@ checkpoints/step-00001000/      what training resumes from
 best/                           the model with the lowest validation loss so far; it loads by itself
 config.json, model.safetensors  the final model; only a finished run has them
 tokenizer.json, ...             its tokenizer
-evaluation/, tensorboard/       what `reluformer evaluate` and TensorBoard need
+evaluation/, tensorboard/       what `reluformer evaluate` and TensorBoard write
+
+A saved model without the rest, as `ReLUFormer.save` writes it, can be read through the same class. Neither
+torch nor pydantic is imported before it is needed, so that the command line starts quickly.
 """
 
 from __future__ import annotations
@@ -18,27 +21,57 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import yaml
 
 from reluformer import files
-from reluformer.config import load_yaml
 from reluformer.errors import ConfigError, StorageError
-from reluformer.models import storage
-from reluformer.training.checkpoint import CheckpointStore
-from reluformer.training.config import TrainingRecipe
+from reluformer.models import CONFIG, WEIGHTS
+
+if TYPE_CHECKING:
+    from reluformer.training.checkpoint import CheckpointStore
+    from reluformer.training.config import TrainingRecipe
 
 Status = Literal["running", "interrupted", "diverged", "finished"]
-R = TypeVar("R", bound=TrainingRecipe)
+R = TypeVar("R", bound="TrainingRecipe")
 
 RECIPE, STATUS, LOG, BEST_STEP = "recipe.yaml", "status.json", "log.jsonl", "best.json"
+TOKENIZER = ("tokenizer.json", "tokenizer.meta.json")
+ONNX = "onnx.json"
+"""The manifest of an ONNX export, which has no config.json."""
+MAIN = "reluformer"
+"""The run that a folder of runs stands for if it holds one of this name, as that of `make demo` does."""
 _OF_A_RUN = (
     *(STATUS, "checkpoints", "best", LOG, "tensorboard", "evaluation"),
-    *(storage.CONFIG, storage.WEIGHTS, "tokenizer.json", "tokenizer.meta.json"),
+    *(CONFIG, WEIGHTS, *TOKENIZER),
 )
 """What a new run deletes, in this order: without the first two there is nothing to resume."""
+_MOST_NAMES = 8
+
+
+def is_run(directory: Path) -> bool:
+    """Returns whether `directory` holds a run, a saved model or an ONNX export; False if it cannot be read."""
+    return any(os.path.isfile(directory / name) for name in (RECIPE, CONFIG, ONNX))
+
+
+def find_run(directory: Path) -> Path:
+    """Returns the run that `directory` stands for: itself, or the run `reluformer` in a folder of runs."""
+    return directory / MAIN if is_run(directory / MAIN) and not is_run(directory) else directory
+
+
+def refuse_folder_of_runs(directory: Path) -> None:
+    """Raises a `StorageError` with the names of the runs if `directory` only holds runs."""
+    if not os.access(directory, os.R_OK) or not directory.is_dir() or is_run(directory):
+        return
+    names = sorted(path.name for path in directory.iterdir() if is_run(path))
+    if names:
+        more = ", ..." if len(names) > _MOST_NAMES else ""
+        raise StorageError(
+            f"{directory}: not a run, it holds the runs {', '.join(names[:_MOST_NAMES])}{more}; name one of them"
+        )
 
 
 class RunDirectory:
@@ -46,9 +79,15 @@ class RunDirectory:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.checkpoints = CheckpointStore(self.path / "checkpoints")
         self.best = self.path / "best"
         self.log = RunLog(self.path / LOG)
+
+    @cached_property
+    def checkpoints(self) -> CheckpointStore:
+        """The checkpoints that training resumes from."""
+        from reluformer.training.checkpoint import CheckpointStore
+
+        return CheckpointStore(self.path / "checkpoints")
 
     @property
     def exists(self) -> bool:
@@ -58,7 +97,7 @@ class RunDirectory:
     @property
     def has_model(self) -> bool:
         """Whether the directory holds a whole model."""
-        return (self.path / storage.CONFIG).is_file()
+        return (self.path / CONFIG).is_file()
 
     @property
     def status(self) -> dict[str, Any]:
@@ -75,9 +114,83 @@ class RunDirectory:
         """Replaces status.json."""
         files.write_json(self.path / STATUS, {"status": status, **_plain(details)})
 
+    @property
+    def was_trained(self) -> bool:
+        """Whether a training ran here; a run imported from an export has neither a status nor checkpoints."""
+        return any((self.path / name).exists() for name in (STATUS, "checkpoints"))
+
+    @property
+    def is_onnx(self) -> bool:
+        """Whether the directory holds an ONNX export instead of a run."""
+        return (self.path / ONNX).is_file()
+
+    @property
+    def recipe_file(self) -> Path:
+        """The recipe.yaml of the run; best/ of version 0.1 has that of the run around it."""
+        return self._own_or_parents(RECIPE)
+
+    @property
+    def tokenizer(self) -> Path:
+        """The directory that holds the tokenizer; best/ of version 0.1 has that of the run around it."""
+        return self._own_or_parents(TOKENIZER[0]).parent
+
+    def _own_or_parents(self, name: str) -> Path:
+        around = self.path.absolute().parent
+        is_best = self.path.absolute().name == "best" and (around / RECIPE).is_file()
+        own = self.path / name
+        return around / name if is_best and not own.is_file() and (around / name).is_file() else own
+
     def recipe(self, schema: type[R]) -> R:
         """Returns the recipe of the run; `schema` is the recipe class of its task."""
-        return load_yaml(schema, self.path / RECIPE)
+        from reluformer.config import load_yaml
+
+        return load_yaml(schema, self.recipe_file)
+
+    def recipe_values(self) -> dict[str, Any]:
+        """Returns recipe.yaml as plain data, without validation; empty if there is none.
+
+        Raises:
+            StorageError: The file is damaged.
+        """
+        path = self.recipe_file
+        if not path.is_file():
+            return {}
+        try:
+            return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError, yaml.YAMLError):
+            raise StorageError(f"{path}: damaged, not a recipe; delete it to translate with default settings") from None
+
+    def check(self) -> None:
+        """Raises a `StorageError` if the directory holds no run or model; the message says what it is instead."""
+        if not self.path.exists():
+            raise StorageError(f"{self.path}: no such directory; give that of a run, as `reluformer train` made it")
+        if not self.path.is_dir():
+            raise StorageError(f"{self.path}: is a file; give the directory of a run")
+        refuse_folder_of_runs(self.path)
+        if not is_run(self.path):
+            raise StorageError(
+                f"{self.path}: not a run, it holds neither {RECIPE} nor {CONFIG}; `reluformer train` makes runs"
+            )
+
+    def check_model(self) -> None:
+        """Raises a `StorageError` if there is no model that could translate; nothing is loaded."""
+        self.check()
+        if not self.has_model and not self.is_onnx:
+            status = self.status.get("status", "not started")
+            raise StorageError(f"{self.path}: the run is {status} and has no model yet; `reluformer train` resumes it")
+
+    def check_recipe(self) -> None:
+        """Raises a `StorageError` for a model without a recipe, which does not say what it was trained on."""
+        self.check()
+        if not self.recipe_file.is_file():
+            raise StorageError(
+                f"{self.path}: a model without {RECIPE}; give the directory of the run that it comes from"
+            )
+
+    def copy_recipe(self, directory: Path) -> None:
+        """Copies recipe.yaml, if there is one, to the directory of an export."""
+        if self.recipe_file.is_file():
+            shutil.copyfile(self.recipe_file, directory / RECIPE)
 
     def check_free(self) -> None:
         """Refuses a directory that holds anything but an earlier run or a prepared corpus."""
@@ -100,7 +213,7 @@ class RunDirectory:
     def resume(self, recipe: TrainingRecipe, step: int) -> None:
         """Prepares the directory for training after `step`: without a final model or any trace of later steps."""
         self.set_status("running")  # first: a finished run has its model
-        for name in (storage.CONFIG, storage.WEIGHTS):
+        for name in (CONFIG, WEIGHTS):
             _delete(self.path / name)
         self.set_recipe(recipe)
         self.checkpoints.drop_after(step)

@@ -16,9 +16,10 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from reluformer import rules
 from reluformer.config import Config
-from reluformer.errors import ReluformerError
+from reluformer.errors import ConfigError, ReluformerError, StorageError
 from reluformer.models.config import Architecture, ModelConfig, Preset
 from reluformer.training.config import TrainingConfig, TrainingRecipe
+from reluformer.training.run import RunDirectory
 
 Format = Literal["lines", "jsonl", "tsv", "tmx", "xliff", "po"]
 Split = Literal["train", "valid", "test"]
@@ -321,3 +322,36 @@ class Recipe(TrainingRecipe):
         if key.startswith("decoding.") or (corpus_known and is_path):
             return True
         return super().is_free(key, corpus_known=corpus_known)
+
+
+def decoding_of(run: RunDirectory) -> DecodingConfig:
+    """Returns the decoding section of a run, where an unset window becomes the segment length of training.
+
+    A model without a recipe has the default settings.
+
+    Raises:
+        StorageError: The recipe of the run is damaged.
+    """
+    values = run.recipe_values()
+    if not run.recipe_file.is_file():
+        return DecodingConfig()
+    try:
+        section = dict(values.get("decoding") or {})
+        trained = values["data"].get("segments", {}).get("segment_tokens")
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise StorageError(
+            f"{run.recipe_file}: damaged, not a recipe; delete it to translate with default settings"
+        ) from None
+    try:
+        config = DecodingConfig.parse(section, where=f"{run.recipe_file}: decoding")
+        return config.replace(window_tokens=trained) if config.window_tokens is None else config
+    except ConfigError as error:
+        raise StorageError(str(error)) from None
+
+
+def languages_of(run: RunDirectory) -> tuple[str, str]:
+    """Returns the source and the target language of a run; English and German if no recipe says."""
+    data = run.recipe_values().get("data")
+    given = data if isinstance(data, dict) else {}
+    source, target = (given.get(key) for key in ("source_lang", "target_lang"))
+    return source if isinstance(source, str) else "en", target if isinstance(target, str) else "de"

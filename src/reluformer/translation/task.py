@@ -24,6 +24,7 @@ from reluformer.training.config import TrainingConfig
 from reluformer.training.fit import TrainingResult, fit
 from reluformer.training.objective import LossSums, Objective
 from reluformer.training.progress import TrainingProgress
+from reluformer.training.run import RunDirectory
 from reluformer.training.task import Evaluate
 from reluformer.translation.batches import Batch, BatchPlan, Lengths, TokenPair, collate, sorted_batches
 from reluformer.translation.corpus import PreparedCorpus, prepare
@@ -152,7 +153,7 @@ class TranslationTask:
 
     def load_initial(self, directory: Path) -> ReLUFormer:
         """Returns a saved model of the same sizes and with the same tokenizer."""
-        if Tokenizer.load(directory).fingerprint != self.corpus.tokenizer.fingerprint:
+        if Tokenizer.load(RunDirectory(directory).tokenizer).fingerprint != self.corpus.tokenizer.fingerprint:
             raise ConfigError(
                 f"--init-from {directory}: that model has another tokenizer than this corpus was prepared with; "
                 f"set data.tokenizer.path: {directory}"

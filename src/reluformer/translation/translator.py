@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, overload
 
 import torch
-import yaml
 
-from reluformer.errors import ArgumentError, ConfigError, StorageError
+from reluformer.errors import ArgumentError, StorageError
 from reluformer.models import storage
 from reluformer.models.encoder_decoder import ReLUFormer
+from reluformer.training.run import RunDirectory, find_run, refuse_folder_of_runs
 from reluformer.translation import formats
 from reluformer.translation.documents import (
     ReportProgress,
@@ -27,8 +27,7 @@ from reluformer.translation.documents import (
 )
 from reluformer.translation.formats import TextFormat
 from reluformer.translation.native_stepper import stepper_of
-from reluformer.translation.recipe import DecodingConfig
-from reluformer.translation.runs import ONNX, RECIPE, meant_by, refuse_folder_of_runs
+from reluformer.translation.recipe import DecodingConfig, decoding_of
 from reluformer.translation.stepper import AnyStepper, ModelStepper, Stepper, evaluating
 from reluformer.translation.tokenizer import BEGIN, END, SEPARATOR, Tokenizer
 
@@ -65,18 +64,18 @@ def load_run(directory: str | Path, device: str | torch.device = "cpu", **decodi
     Raises:
         StorageError: The directory holds no model, another model's tokenizer, or a damaged file.
     """
-    directory = meant_by(Path(directory))
-    if (directory / ONNX).is_file():
+    run = RunDirectory(find_run(Path(directory)))
+    directory = run.path
+    if run.is_onnx:
         raise StorageError(f"{directory}: an ONNX export, not a run; reluformer.load opens it")
     refuse_folder_of_runs(directory)
     model = ReLUFormer.load(directory)
-    home = _home_of_tokenizer(directory)
-    if not (home / "tokenizer.json").is_file():
+    if not (run.tokenizer / "tokenizer.json").is_file():
         raise StorageError(
             f"{directory}: holds a model but no tokenizer.json; copy tokenizer.json and tokenizer.meta.json from the "
             "run or the prepared data that the model was trained with"
         )
-    tokenizer = Tokenizer.load(home)
+    tokenizer = Tokenizer.load(run.tokenizer)
     if tokenizer.vocab_size != model.config.vocab_size:
         raise StorageError(
             f"{directory}: the tokenizer has {tokenizer.vocab_size} entries, the model {model.config.vocab_size}; "
@@ -87,7 +86,7 @@ def load_run(directory: str | Path, device: str | torch.device = "cpu", **decodi
             f"{directory}: this is not the tokenizer that the model was trained with; copy tokenizer.json and "
             "tokenizer.meta.json from the model's own run"
         )
-    return Translator(model.to(device).eval(), tokenizer, _decoding_config(home).replace(**decoding))
+    return Translator(model.to(device).eval(), tokenizer, decoding_of(run).replace(**decoding))
 
 
 class Translator:
@@ -279,28 +278,3 @@ def _target_score(target: Sequence[int], values: Sequence[float]) -> TargetScore
 def _refuse_single(method: str, given: Any) -> None:
     if isinstance(given, str):
         raise ArgumentError(f"{method} takes a list, got one string; write [text]")
-
-
-def _home_of_tokenizer(directory: Path) -> Path:
-    """Returns where the tokenizer and the recipe of a model are: beside it, or in the run above an older `best/`."""
-    run = directory.parent
-    is_older_best = directory.name == "best" and not (directory / "tokenizer.json").is_file()
-    return run if is_older_best and (run / RECIPE).is_file() else directory
-
-
-def _decoding_config(directory: Path) -> DecodingConfig:
-    """Returns the decoding section of the run's recipe, with the window that the model was trained on."""
-    path = directory / RECIPE
-    if not path.is_file():
-        return DecodingConfig()
-    try:
-        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
-        section = dict(recipe.get("decoding") or {})
-        trained = recipe["data"].get("segments", {}).get("segment_tokens")
-    except (OSError, ValueError, yaml.YAMLError, AttributeError, KeyError, TypeError):
-        raise StorageError(f"{path}: damaged, not a recipe; delete it to translate with default settings") from None
-    try:
-        config = DecodingConfig.parse(section, where=f"{path}: decoding")
-        return config.replace(window_tokens=trained) if config.window_tokens is None else config
-    except ConfigError as error:
-        raise StorageError(str(error)) from None

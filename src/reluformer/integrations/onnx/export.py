@@ -29,7 +29,8 @@ from reluformer.integrations.onnx.graphs import DecoderGraph, EncoderGraph
 from reluformer.integrations.onnx.manifest import DECODER, ENCODER, MANIFEST, Manifest
 from reluformer.integrations.onnx.runtime import OnnxStepper
 from reluformer.models.encoder_decoder import Encoded, ReLUFormer
-from reluformer.translation.runs import RECIPE
+from reluformer.training.run import RunDirectory
+from reluformer.translation.recipe import languages_of
 from reluformer.translation.stepper import evaluating
 from reluformer.translation.translator import Translator, load_run
 
@@ -152,24 +153,13 @@ def _manifest(
         torch=torch.__version__,
         opset=opset,
         quantize=quantize,
-        languages=_languages(run),
+        languages=languages_of(RunDirectory(run)),
         tokenizer=translator.tokenizer.fingerprint,
         files={name: manifest.sha256(out / name) for name in (ENCODER, DECODER)},
         max_difference=difference,
         decoding=translator.config.model_dump(mode="json"),
         model=translator.model.config.model_dump(mode="json"),
     )
-
-
-def _languages(run: Path) -> tuple[str, str]:
-    """What the run translates from and into; English and German where no recipe says."""
-    from reluformer.config import load_yaml
-    from reluformer.translation.recipe import Recipe
-
-    if not (run / RECIPE).is_file():
-        return "en", "de"
-    data = load_yaml(Recipe, run / RECIPE).data
-    return data.source_lang, data.target_lang
 
 
 @contextmanager

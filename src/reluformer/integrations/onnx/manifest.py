@@ -14,8 +14,8 @@ from typing import Any
 
 from reluformer import files
 from reluformer.errors import ConfigError, StorageError
+from reluformer.training.run import ONNX as MANIFEST
 from reluformer.translation.recipe import DecodingConfig
-from reluformer.translation.runs import ONNX as MANIFEST
 from reluformer.translation.tokenizer import Tokenizer
 
 FORMAT = 1

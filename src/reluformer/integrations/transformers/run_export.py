@@ -11,21 +11,21 @@ The directory appears under its name only when it is complete.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from transformers.utils import logging
 
 from reluformer.errors import StorageError
+from reluformer.files import whole_directory
 from reluformer.integrations.transformers.modeling import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.integrations.transformers.tokenization import ReLUFormerTokenizer
 from reluformer.models import storage
-from reluformer.translation.runs import RECIPE
+from reluformer.training.run import RunDirectory
+from reluformer.translation.recipe import languages_of
 from reluformer.translation.translator import load_run
 
 
@@ -43,20 +43,20 @@ def export_run(run: Path, out: Path, *, force: bool = False) -> dict[str, Any]:
     Raises:
         StorageError: The run cannot be loaded, or `out` cannot be written.
     """
-    found = load_run(run)
-    languages = _languages(run)
+    found, source = load_run(run), RunDirectory(run)
+    languages = dict(zip(("source_lang", "target_lang"), languages_of(source), strict=True))
     config = ReLUFormerConfig.from_model_config(
         found.model.config,
         tokenizer_sha256=found.tokenizer.fingerprint,
         decoding=found.config.model_dump(mode="json"),
-        **languages,
+        **(languages if source.recipe_file.is_file() else {}),
     )
     model = ReLUFormerForConditionalGeneration(config).eval()
     model.model.load_state_dict(found.model.state_dict())
-    with _whole_directory(out, force, _is_export) as directory, _without_progress_bars():
+    with whole_directory(out, replace=_replaceable(out, force, _is_export)) as directory, _without_progress_bars():
         model.save_pretrained(directory)
         ReLUFormerTokenizer.of(found.tokenizer).save_pretrained(directory)
-        _copy_recipe(run, directory)
+        source.copy_recipe(directory)
     return {"source": str(run), "out": str(out), "to": "hf", **_facts(found.model, out)}
 
 
@@ -78,9 +78,9 @@ def import_run(source: Path, out: Path, *, force: bool = False) -> dict[str, Any
     tokenizer = ReLUFormerTokenizer.from_pretrained(source)
     with _without_progress_bars():
         model = ReLUFormerForConditionalGeneration.from_pretrained(source, dtype=torch.float32)
-    with _whole_directory(out, force, _is_imported) as directory:
+    with whole_directory(out, replace=_replaceable(out, force, _is_imported)) as directory:
         tokenizer.own.save(directory)
-        _copy_recipe(source, directory)
+        RunDirectory(source).copy_recipe(directory)
         network = model.config.to_model_config()
         storage.save(directory, network, model.model.state_dict(), tokenizer.own.fingerprint)
         load_run(directory)  # every check that a run has to pass
@@ -110,19 +110,6 @@ def _check_is_ours(source: Path) -> None:
         )
 
 
-def _languages(run: Path) -> dict[str, str]:
-    """Returns the languages of the run's recipe, if there is one."""
-    if not (run / RECIPE).is_file():
-        return {}
-    data = yaml.safe_load((run / RECIPE).read_text(encoding="utf-8")).get("data", {})
-    return {key: data[key] for key in ("source_lang", "target_lang") if isinstance(data.get(key), str)}
-
-
-def _copy_recipe(source: Path, target: Path) -> None:
-    if (source / RECIPE).is_file():
-        shutil.copyfile(source / RECIPE, target / RECIPE)
-
-
 @contextmanager
 def _without_progress_bars() -> Iterator[None]:
     """Disables the progress bars of transformers."""
@@ -133,26 +120,6 @@ def _without_progress_bars() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-@contextmanager
-def _whole_directory(out: Path, force: bool, may_go: Callable[[Path], bool]) -> Iterator[Path]:
-    """A directory to write to; it gets its name, and replaces what had it, when the block ends well."""
-    replaced = _replaceable(out, force, may_go)
-    partial = out.with_name(out.name + ".partial")
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        yield partial
-        if replaced:
-            shutil.rmtree(out)
-        partial.replace(out)
-    except OSError as error:
-        if isinstance(error, StorageError):
-            raise
-        raise StorageError(f"{out}: cannot be written: {error.strerror or error}; choose another directory") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _replaceable(out: Path, force: bool, may_go: Callable[[Path], bool]) -> bool:
@@ -175,8 +142,7 @@ def _is_export(directory: Path) -> bool:
 
 def _is_imported(directory: Path) -> bool:
     """A run that was trained here is not: nobody could make it again from an export."""
-    trained = any((directory / name).exists() for name in ("status.json", "checkpoints"))
-    return not trained and _says(directory, "kind", storage.KIND)
+    return not RunDirectory(directory).was_trained and _says(directory, "kind", storage.KIND)
 
 
 def _says(directory: Path, key: str, value: str) -> bool:

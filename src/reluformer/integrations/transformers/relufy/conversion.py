@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from torch import nn
 
 from reluformer import rules
-from reluformer.config import load_yaml
 from reluformer.errors import ArgumentError, StorageError
 from reluformer.files import write_json
 from reluformer.integrations.transformers.relufy.calibration import HeadScores, calibrate, relu_rule
@@ -354,11 +352,11 @@ def save_relufied_run(
     Raises:
         ArgumentError: `directory` is the run of the teacher.
     """
-    like, run = Path(like), RunDirectory(directory)
-    if run.path.resolve() == like.resolve():
+    teacher, run = RunDirectory(like), RunDirectory(directory)
+    if run.path.resolve() == teacher.path.resolve():
         raise ArgumentError(f"{run.path}: is the run of the teacher, which would be lost; choose another directory")
-    recipe = load_yaml(Recipe, like / "recipe.yaml")
-    tokenizer = Tokenizer.load(like)
+    recipe = teacher.recipe(Recipe)
+    tokenizer = Tokenizer.load(teacher.tokenizer)
     changes = {
         key: value
         for key, value in student.config.model_dump(mode="json").items()
@@ -366,8 +364,7 @@ def save_relufied_run(
     }
     model = ModelRecipe(size=recipe.model.size, architecture="reluformer", **changes)
     run.begin(recipe.replace(model=model))
-    for name in ("tokenizer.json", "tokenizer.meta.json"):
-        shutil.copyfile(like / name, run.path / name)
+    tokenizer.save(run.path)
     storage.save(run.path, student.config, student.state_dict(), tokenizer.fingerprint)
     if report is not None:
         write_json(run.path / REPORT, report.to_dict())
