@@ -363,7 +363,10 @@ def _html_table(table: Table) -> str:
 
 
 def markdown_page(scale: Scale, sections: Sequence[Section], notes: Sequence[str]) -> str:
-    """Returns the same report for a repository; its pictures are in figures/."""
+    """Returns the same report for a repository; its pictures are in figures/.
+
+    A smoke test shows none: report.html has them.
+    """
     lines = [f"# {TITLE}", "", LEADS[scale], "", _opening(sections, notes), ""]
     rows = [
         [v.claim, f"`{v.experiment}`", s.claim(v).paper, "; ".join(v.figures) or "–", _remarked(v)]
@@ -371,7 +374,7 @@ def markdown_page(scale: Scale, sections: Sequence[Section], notes: Sequence[str
     ]
     lines += _markdown_table(["claim", "experiment", "the paper's figures", "ours", "verdict"], rows)
     for section in sections:
-        lines += _markdown_section(section)
+        lines += _markdown_section(section, pictures=scale != "quick")
     return "\n".join(lines) + "\n"
 
 
@@ -380,13 +383,13 @@ def _remarked(verdict: Verdict) -> str:
     return f"{verdict.word} ({verdict.remark})" if verdict.remark else verdict.word
 
 
-def _markdown_section(section: Section) -> list[str]:
+def _markdown_section(section: Section, pictures: bool) -> list[str]:
     one = section.experiment
     lines = ["", f"## {one.title} (`{one.name}`)", "", one.question.strip(), ""]
     for verdict in section.verdicts:
         lines += [f"**{verdict.claim}: {_remarked(verdict)}.** {section.claim(verdict).says}", ""]
         lines += [*(f"* {reason}" for reason in verdict.reasons), ""]
-    for figure, _ in section.drawn:
+    for figure, _ in section.drawn if pictures else ():
         lines += [f"![{figure.title}](figures/{figure.name}.png)", "", f"*{figure.title}. {figure.caption}*", ""]
     for table in section.tables:
         lines += [table.title, "", *_markdown_table(table.head, table.rows), ""]
