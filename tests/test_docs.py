@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,6 @@ import pytest
 import typer
 
 from reluformer.cli import app
-from reluformer.rules import registry
 from reluformer.study.plan import make_plan
 from reluformer.study.results import Results, StudyDirectory
 from reluformer.study.verdicts import judge
@@ -79,19 +80,53 @@ def test_python_is_python(page: Path) -> None:
         assert compile(body, f"{page.name} block {i}", "exec")
 
 
-def test_the_readme_in_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The blocks of "In Python", one after the other, as a reader would paste them."""
-    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## In Python\n")[2].partition("\n## ")[0]
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
-    names: dict[str, Any] = {}
-    bodies = [body for kind, body in FENCE.findall(section) if kind == "python"]
-    for body in bodies:
-        exec(body, names)
+CHECKS = """
+assert out.shape == (2, 8, 256, 64)
+assert 0 < stats.zero_fraction.mean() < 1
+assert rf.read(q, k, v, rule="gelu_mean").shape == out.shape
+"""
+
+
+def test_the_python_of_the_readme_runs() -> None:
+    """The blocks one after the other, as a reader would paste them, in a process of its own."""
+    bodies = blocks(ROOT / "README.md", "python")
     assert len(bodies) == 2
-    assert names["out"].shape == (2, 8, 256, 64) and names["logits"].shape == (2, 20, 8000)
-    assert (tmp_path / "my_model").is_dir()
-    assert "gelu_mean" in registry._registry
+    result = subprocess.run([sys.executable, "-c", "".join(bodies) + CHECKS], capture_output=True, check=False)
+    assert result.returncode == 0, result.stderr.decode()
+
+
+def prose(text: str) -> list[str]:
+    """Return the sentences outside of code, tables, pictures and headings."""
+    text = re.sub(r"!\[[^]]*\]\([^)]*\)", "", FENCE.sub("", text))
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub(r"^(#|\|).*$", "", text, flags=re.MULTILINE)
+    items = re.split(r"\n\s*\n|^(?:\*|\d+\.) ", text, flags=re.MULTILINE)
+    return [one for item in items for one in re.split(r"(?<=[.!?])\s+(?=[A-Z`])", " ".join(item.split())) if one]
+
+
+def count_words(text: str) -> int:
+    return sum(any(character.isalnum() for character in word) for word in text.split())
+
+
+def test_the_readme_is_short() -> None:
+    """At most 900 words, code and tables included; sentences under 25 words, and under 16 on average."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert count_words(text) <= 900
+    lengths = {sentence: count_words(sentence) for sentence in prose(text)}
+    assert [sentence for sentence, length in lengths.items() if length >= 25] == []
+    assert sum(lengths.values()) / len(lengths) < 16
+
+
+def test_the_findings_of_the_readme_are_those_of_the_study() -> None:
+    """Each verdict is the published one, and a row whose models do not translate says so."""
+    content = json.loads((ROOT / "docs/results/study/small/results.json").read_text(encoding="utf-8"))
+    published = {verdict["claim"]: verdict["verdict"] for verdict in content["verdicts"]}
+    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## What we found")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in section.splitlines() if "|" in line][2:]
+    assert {row[0].split()[0]: row[1] for row in rows} == published
+    for _, _, _, bleu, _ in rows:
+        numbers = [float(number) for number in re.findall(r"\d+\.\d+", bleu)]
+        assert ("none translates" in bleu) == any(number < 1 for number in numbers)
 
 
 def test_published_verdicts_follow_from_the_published_results() -> None:
