@@ -42,7 +42,7 @@ from attention_inputs import (
 )
 from contestants import FOUR_LINES, LeftOut, Read, contestant, holds_scores
 from measure import circumstances, peak_memory, peak_resident, publish
-from reluformer.timing import interleaved
+from reluformer.benchmarking import interleaved
 
 COPIES = {"forward": 4, "forward+backward": 8}
 """Score matrices that a contestant that holds them may need at once: what the memory limit is compared to."""

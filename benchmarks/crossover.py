@@ -24,8 +24,8 @@ from torch import Tensor
 
 import reluformer as rf
 from measure import circumstances, publish
+from reluformer.benchmarking import interleaved
 from reluformer.kernels import cpu
-from reluformer.timing import interleaved
 
 SHAPES = [  # B, H, Tq, Tk
     *((1, 4, length, length) for length in (16, 64, 128, 256, 512)),

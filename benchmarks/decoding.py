@@ -22,9 +22,9 @@ from torch import Tensor
 import reluformer as rf
 from attention_inputs import TrainedInputs, embedded_document
 from measure import circumstances, publish
+from reluformer.benchmarking import interleaved
 from reluformer.errors import ReluformerError
 from reluformer.models.encoder_decoder import ReLUFormer
-from reluformer.timing import interleaved
 from reluformer.translation.native_stepper import NativeBeams, NativeStepper
 
 ATTENTION = ("encoder_attention", "decoder_attention", "cross_attention")

@@ -14,7 +14,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler otherwise prints
 
 import torch
 
-from reluformer import timing
+from reluformer import benchmarking
 
 
 def peak_memory(call: Callable[[], object]) -> int:
@@ -52,7 +52,7 @@ def _status_bytes(field: str) -> int:
 def circumstances() -> dict[str, Any]:
     """What a reader must know to judge the numbers, the processor and its load among it."""
     load = [round(load, 1) for load in os.getloadavg()]
-    return {**timing.circumstances(), "cpu": _cpu_name(), "load": load}
+    return {**benchmarking.circumstances(), "cpu": _cpu_name(), "load": load}
 
 
 def _cpu_name() -> str:

@@ -21,10 +21,10 @@ import onnxruntime
 import torch
 
 from measure import circumstances, publish
+from reluformer.benchmarking import interleaved
 from reluformer.integrations import onnx as exports
 from reluformer.integrations.onnx import manifest
 from reluformer.integrations.onnx.runtime import OnnxStepper
-from reluformer.timing import interleaved
 from reluformer.translation.documents import padded
 from reluformer.translation.scoring import score
 from reluformer.translation.tokenizer import BEGIN, END

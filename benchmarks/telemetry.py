@@ -13,8 +13,8 @@ import torch
 
 import reluformer as rf
 from measure import circumstances, publish
+from reluformer.benchmarking import interleaved
 from reluformer.telemetry import Telemetry
-from reluformer.timing import interleaved
 
 
 def training_step(architecture: str, batch: int, length: int) -> Callable[[bool], None]:

@@ -13,7 +13,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "reluformer"
 # each floor may import from those before it, and each name from those to the left of it
 FLOORS = [
-    ["errors", "files", "config", "timing", "report_page", "rules"],
+    ["errors", "files", "config", "benchmarking", "report_page", "rules"],
     ["kernels", "memory", "context_parallel", "regularizers", "layers", "telemetry", "conformance"],
     ["models"],
     ["training", "translation", "study"],

@@ -188,7 +188,7 @@ def test_the_corpus_is_prepared_in_the_run_unless_told(make_recipe: Any, tmp_pat
     assert Tokenizer.load(tmp_path).fingerprint == Tokenizer.load(tmp_path / "data").fingerprint
 
 
-def test_a_full_disk_is_told_and_the_run_can_go_on(
+def test_a_full_disk_is_told_and_the_run_can_be_resumed(
     make_recipe: Any, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save, recipe = checkpoint_module.save_file, make_recipe(updates=6)

@@ -87,7 +87,7 @@ def test_accumulated_batches_equal_one_large_batch_of_the_same_rows(
     assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-4)
 
 
-def test_goes_on_bit_for_bit_after_an_interruption(make_recipe: Any, prepared: Path, tmp_path: Path) -> None:
+def test_resumes_bit_for_bit_after_an_interruption(make_recipe: Any, prepared: Path, tmp_path: Path) -> None:
     recipe = make_recipe(regularizer={}, ema_decay=0.9, validate_every=4, accumulate=2, log_every=2)
 
     def crash(step: int) -> None:
@@ -123,7 +123,7 @@ def test_a_torn_checkpoint_is_passed_over(make_recipe: Any, prepared: Path, tmp_
     assert losses(tmp_path / "torn") == losses(tmp_path / "whole")
 
 
-def test_ctrl_c_ends_the_update_saves_and_can_go_on(make_recipe: Any, prepared: Path, tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_update_saves_and_can_be_resumed(make_recipe: Any, prepared: Path, tmp_path: Path) -> None:
     import signal
 
     recipe = make_recipe()

@@ -22,7 +22,7 @@ from reluformer.cli.options import AsJson, Plugins
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from reluformer.timing import Timing
+    from reluformer.benchmarking import Timing
     from reluformer.translation.resume_check import ResumeCheck
 
 
@@ -140,7 +140,7 @@ def bench(
     import torch
 
     from reluformer import rules
-    from reluformer.timing import circumstances
+    from reluformer.benchmarking import circumstances
 
     names = list(dict.fromkeys([BASE, *(rule or rules.names())]))
     for name in names:
@@ -161,7 +161,7 @@ def bench(
 
 
 def _rows(names: list[str], shape: tuple[int, int, int, int], causal: bool, repeats: int) -> list[dict[str, Any]]:
-    from reluformer.timing import interleaved
+    from reluformer.benchmarking import interleaved
 
     times = {kind: interleaved({name: _call(name, shape, causal, kind) for name in names}, repeats) for kind in PASSES}
     return [

@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from reluformer import files, rules
+from reluformer.benchmarking import circumstances
 from reluformer.errors import ReluformerError, StorageError
 from reluformer.study import controls, evaluation, speed, synthetic, trainings
 from reluformer.study.measures import EVALUATION
 from reluformer.study.plan import Run
 from reluformer.study.results import StudyDirectory
 from reluformer.study.trainings import Context, InterruptedRunError
-from reluformer.timing import circumstances
 
 BUSY, INTERRUPTED = 75, 130
 """Exit codes: another process works on the run; the worker was asked to stop and has saved everything."""

@@ -1,4 +1,4 @@
-"""Fair timing on a noisy machine: contestants take turns, and only ratios within a run are compared."""
+"""Benchmarks on a noisy machine: contestants take turns, and only ratios within a run are compared."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from reluformer import __version__
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one contestant: the median of its turns and the spread of the middle half."""
+    """The seconds of one contestant: the median of its turns and the spread of the middle half."""
 
     median: float
     spread: float
@@ -30,10 +30,22 @@ class Timing:
 def interleaved(
     contestants: Mapping[str, Callable[[], object]], repeats: int, warmup: int = 1, seconds: float = 1.0
 ) -> dict[str, Timing]:
-    """Time every contestant `repeats` times, one after the other in turns.
+    """Times every contestant `repeats` times, in turns.
 
-    A call that is short is repeated within its turn, so that a turn takes a few
-    milliseconds; a contestant stops early once it has used `seconds` and three turns.
+    A short call is repeated within its turn, so that a turn takes a few milliseconds.
+
+    Args:
+        contestants: The calls to time, by name.
+        repeats: The most turns of each contestant.
+        warmup: Calls of each contestant before the first turn.
+        seconds: A contestant stops early once it has used so many seconds and three turns.
+
+    Returns:
+        The timing of each contestant.
+
+    Example:
+        >>> sorted(interleaved({"sum": lambda: sum(range(9)), "max": lambda: max(range(9))}, repeats=3))
+        ['max', 'sum']
     """
     loops = {}
     for name, call in contestants.items():
@@ -61,7 +73,10 @@ def _timing(values: list[float]) -> Timing:
 
 
 def circumstances() -> dict[str, Any]:
-    """What a reader must know to judge a number; nothing that names the machine or its folders."""
+    """Returns what a reader must know to judge a number: commit, versions, vector instructions, cores.
+
+    The result does not name the machine or its folders.
+    """
     return {
         "commit": _commit(),
         "reluformer": __version__,
@@ -74,7 +89,7 @@ def circumstances() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """That of this code; None where it is no clone of it, or nobody installed git."""
+    """Returns the commit hash, or None outside a git checkout of this project or without git."""
     here = Path(__file__).parent
     with suppress(FileNotFoundError):  # where git is not; an installed package may lie in a clone of something else
         command = ["git", "rev-parse", "--show-prefix", "--short", "HEAD"]

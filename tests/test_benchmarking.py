@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from reluformer import timing
+from reluformer import benchmarking
 
 
 def test_contestants_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(benchmarking.time, "perf_counter", lambda: now[0])
     called: list[str] = []
 
     def contestant(name: str, seconds: float) -> object:
@@ -20,7 +20,7 @@ def test_contestants_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         now[0] += seconds
         return None
 
-    times = timing.interleaved(
+    times = benchmarking.interleaved(
         {"slow": lambda: contestant("slow", 4.0), "quick": lambda: contestant("quick", 1.0)}, repeats=5, seconds=3.0
     )
     assert called[:4] == ["slow"] * 2 + ["quick"] * 2, "warm-up and a first look"
@@ -30,11 +30,11 @@ def test_contestants_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_machine_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    assert timing.circumstances()["commit"] is None
+    assert benchmarking.circumstances()["commit"] is None
 
 
 def test_a_clone_of_something_else_is_not_taken_for_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for prefix, commit in (("src/reluformer/", "abc1234"), ("lib/reluformer/", None)):
         answer = subprocess.CompletedProcess([], 0, stdout=f"{prefix}\nabc1234\n")
-        monkeypatch.setattr(timing.subprocess, "run", lambda *_, answer=answer, **__: answer)
-        assert timing.circumstances()["commit"] == commit
+        monkeypatch.setattr(benchmarking.subprocess, "run", lambda *_, answer=answer, **__: answer)
+        assert benchmarking.circumstances()["commit"] == commit
