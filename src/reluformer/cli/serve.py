@@ -68,12 +68,12 @@ def serve(
     import torch
 
     from reluformer.integrations.server.application import serve as serve_models
-    from reluformer.integrations.server.limits import Limits
+    from reluformer.integrations.server.limits import ServerLimits
     from reluformer.integrations.server.model_registry import ModelRegistry, ServedModel, unique_names
 
     if threads is not None:
         torch.set_num_threads(threads)
-    limits = Limits(characters=characters, batch_texts=max_batch, waiting=waiting, request_seconds=timeout)
+    limits = ServerLimits(characters=characters, batch_texts=max_batch, waiting=waiting, request_seconds=timeout)
     served = [
         ServedModel(name, models.open_translator(run, device, **changes), *models.languages(run))
         for run, name in zip(runs, unique_names(runs), strict=True)

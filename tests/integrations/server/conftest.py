@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from reluformer.integrations.server.engine import Engine
-from reluformer.integrations.server.limits import Limits
+from reluformer.integrations.server.limits import ServerLimits
 from reluformer.integrations.server.model_registry import ModelRegistry, ServedModel
 from reluformer.models.config import ModelConfig
 from reluformer.models.encoder_decoder import ReLUFormer
@@ -81,7 +81,7 @@ def serve(models: ModelRegistry) -> Iterator[Callable[..., TestClient]]:
     opened: list[TestClient] = []
 
     def start(key: str | None = None, **limits: Any) -> TestClient:
-        client = TestClient(create_app(models, Limits(**limits), key))
+        client = TestClient(create_app(models, ServerLimits(**limits), key))
         opened.append(client)
         return client.__enter__()
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from reluformer.integrations.server.application import page_files
-from reluformer.integrations.server.limits import Limits, RequestError
+from reluformer.integrations.server.limits import RequestError, ServerLimits
 from reluformer.integrations.server.payloads import FileStorage
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def test_an_unchanged_page_is_not_sent_again(client: TestClient) -> None:
 
 def test_files_are_kept_for_a_while_and_not_too_many() -> None:
     now = [0.0]
-    files = FileStorage(Limits(stored_files=2, stored_seconds=10), clock=lambda: now[0])
+    files = FileStorage(ServerLimits(stored_files=2, stored_seconds=10), clock=lambda: now[0])
 
     secrets = [files.store("a.txt", b"x") for _ in range(3)]
     assert [files.fetch(secret).content for secret in secrets[1:]] == [b"x", b"x"]

@@ -9,7 +9,7 @@ import pytest
 
 from reluformer.integrations.server import engine as engine_module
 from reluformer.integrations.server.engine import Call, Engine, Job
-from reluformer.integrations.server.limits import Limits, RequestError
+from reluformer.integrations.server.limits import RequestError, ServerLimits
 from reluformer.integrations.server.model_registry import ModelRegistry, ServedModel
 from reluformer.translation.beam_search import Search
 from reluformer.translation.translator import Translator
@@ -30,7 +30,7 @@ def engine() -> Callable[..., Engine]:
     """Not started: a test takes its turns itself."""
     from reluformer.integrations.server.monitoring import Metrics
 
-    return lambda **limits: Engine(Limits(**limits), Metrics())
+    return lambda **limits: Engine(ServerLimits(**limits), Metrics())
 
 
 def finish(engine: Engine, jobs: Sequence[Job]) -> list[Job]:

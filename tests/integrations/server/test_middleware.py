@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reluformer.integrations.server.limits import ApiKey, Limits, RequestError
+from reluformer.integrations.server.limits import ApiKey, RequestError, ServerLimits
 from reluformer.integrations.server.model_registry import ModelRegistry
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def call(models: ModelRegistry) -> Callable[..., tuple[int, dict[str, Any]]]:
     ) -> tuple[int, dict[str, Any]]:
         flag = ShutdownFlag()
         flag.requested = shutdown
-        app = create_app(models, Limits(**limits), shutdown=flag)
+        app = create_app(models, ServerLimits(**limits), shutdown=flag)
         sent: list[dict[str, Any]] = []
         remaining = iter(messages)
 

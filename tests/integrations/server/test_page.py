@@ -78,7 +78,7 @@ def start_server() -> Iterator[Callable[..., str]]:
     import uvicorn
 
     from reluformer.integrations.server.application import create_app
-    from reluformer.integrations.server.limits import Limits
+    from reluformer.integrations.server.limits import ServerLimits
     from reluformer.integrations.server.model_registry import ModelRegistry, ServedModel
 
     running: list[tuple[uvicorn.Server, threading.Thread]] = []
@@ -86,7 +86,7 @@ def start_server() -> Iterator[Callable[..., str]]:
     def start(translators: dict[str, Translator], key: str | None = None) -> str:
         models = ModelRegistry([ServedModel(name, translator) for name, translator in translators.items()])
         bound = socket.create_server(("127.0.0.1", 0))
-        app = create_app(models, Limits(characters=CHARACTERS), key)
+        app = create_app(models, ServerLimits(characters=CHARACTERS), key)
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", timeout_graceful_shutdown=5))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
         thread.start()

@@ -18,7 +18,7 @@ import pytest
 
 from reluformer import load
 from reluformer.errors import ArgumentError
-from reluformer.integrations.server.limits import Limits
+from reluformer.integrations.server.limits import ServerLimits
 from reluformer.integrations.server.model_registry import ModelRegistry
 
 BODY = json.dumps({"q": "A dog ran home. " * 40, "source": "en", "target": "de"}).encode()
@@ -120,7 +120,7 @@ def test_what_cannot_be_a_host(models: ModelRegistry, host: str) -> None:
     from reluformer.integrations.server.application import serve
 
     with pytest.raises(ArgumentError, match=f"--host {host}: is no name of a host"):
-        serve(models, host=host, port=0, limits=Limits())
+        serve(models, host=host, port=0, limits=ServerLimits())
 
 
 def test_a_port_that_is_taken(models: ModelRegistry) -> None:
@@ -129,4 +129,4 @@ def test_a_port_that_is_taken(models: ModelRegistry) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ArgumentError, match=f"--port {port}: Address already in use; choose another one"):
-            serve(models, host="127.0.0.1", port=port, limits=Limits())
+            serve(models, host="127.0.0.1", port=port, limits=ServerLimits())

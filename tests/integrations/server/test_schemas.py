@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from reluformer.integrations.server.limits import Limits
+from reluformer.integrations.server.limits import ServerLimits
 from reluformer.integrations.server.model_registry import ModelRegistry
 
 EXAMPLES = int(os.environ.get("SCHEMA_EXAMPLES", "8"))
@@ -27,7 +27,7 @@ def api(models: ModelRegistry) -> Any:
     schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
     from reluformer.integrations.server.application import create_app
 
-    return schemathesis.openapi.from_asgi("/openapi.json", create_app(models, Limits(characters=300)))
+    return schemathesis.openapi.from_asgi("/openapi.json", create_app(models, ServerLimits(characters=300)))
 
 
 def test_every_route_is_tested(api: Any) -> None:

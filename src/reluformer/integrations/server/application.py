@@ -25,7 +25,7 @@ from reluformer.errors import ArgumentError
 from reluformer.integrations.server import schemas
 from reluformer.integrations.server.engine import Engine
 from reluformer.integrations.server.handlers import Handlers
-from reluformer.integrations.server.limits import ApiKey, Limits, RequestError
+from reluformer.integrations.server.limits import ApiKey, RequestError, ServerLimits
 from reluformer.integrations.server.middleware import RequestMiddleware, ShutdownFlag
 from reluformer.integrations.server.model_registry import ModelRegistry
 from reluformer.integrations.server.monitoring import Metrics, configure_logging
@@ -43,19 +43,22 @@ _ERRORS = {400: "malformed", 401: "no key", 403: "wrong key", 404: "unknown", 40
 
 
 def create_app(
-    models: ModelRegistry, limits: Limits | None = None, key: str | None = None, shutdown: ShutdownFlag | None = None
+    models: ModelRegistry,
+    limits: ServerLimits | None = None,
+    key: str | None = None,
+    shutdown: ShutdownFlag | None = None,
 ) -> FastAPI:
     """Creates the application.
 
     Args:
         models: The models to serve.
-        limits: The limits of requests; default: those of `Limits`.
+        limits: The limits of requests; default: those of `ServerLimits`.
         key: The key that clients must send; default: none.
         shutdown: A flag that stops the server from accepting new requests.
     """
     from fastapi import FastAPI
 
-    limits = limits or Limits()
+    limits = limits or ServerLimits()
     metrics = Metrics()
     engine = Engine(limits, metrics)
     handlers = Handlers(models, limits, ApiKey(key), engine, metrics)
@@ -220,7 +223,7 @@ def serve(
     *,
     host: str,
     port: int,
-    limits: Limits,
+    limits: ServerLimits,
     key: str | None = None,
     log_level: str = "info",
     ready: Callable[[str], None] = lambda address: None,

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import accumulate, islice, zip_longest
 from typing import Any
 
-from reluformer.integrations.server.limits import Limits, busy, failed, shutting_down
+from reluformer.integrations.server.limits import ServerLimits, busy, failed, shutting_down
 from reluformer.integrations.server.model_registry import ServedModel
 from reluformer.integrations.server.monitoring import LOGGER, Metrics
 from reluformer.translation.beam_search import Search
@@ -184,7 +184,7 @@ class SearchBatch:
 class Engine:
     """The queue of all work, and the thread that does it."""
 
-    def __init__(self, limits: Limits, metrics: Metrics) -> None:
+    def __init__(self, limits: ServerLimits, metrics: Metrics) -> None:
         self._limits = limits
         self._metrics = metrics
         self._changed = threading.Condition()

@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from reluformer.integrations.server import read_maps
 from reluformer.integrations.server.engine import Call, Engine, Job, Work
-from reluformer.integrations.server.limits import ApiKey, Limits, RequestError, timed_out, too_large
+from reluformer.integrations.server.limits import ApiKey, RequestError, ServerLimits, timed_out, too_large
 from reluformer.integrations.server.middleware import RequestRecord
 from reluformer.integrations.server.model_registry import ANY_LANGUAGE, ModelRegistry, ServedModel, language_name
 from reluformer.integrations.server.monitoring import CONTENT_TYPE, Metrics
@@ -46,7 +46,9 @@ INLINE = 2000
 class Handlers:
     """The handlers of all routes; `application` assigns their paths."""
 
-    def __init__(self, models: ModelRegistry, limits: Limits, key: ApiKey, engine: Engine, metrics: Metrics) -> None:
+    def __init__(
+        self, models: ModelRegistry, limits: ServerLimits, key: ApiKey, engine: Engine, metrics: Metrics
+    ) -> None:
         self.models = models
         self.limits = limits
         self.key = key

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
 
-class Limits(Config):
+class ServerLimits(Config):
     """Every number that protects the server, or the clients from each other.
 
     Example:
-        >>> Limits(characters=1000).characters
+        >>> ServerLimits(characters=1000).characters
         1000
     """
 

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from reluformer.errors import ReluformerError
-from reluformer.integrations.server.limits import Limits, RequestError, failed, shutting_down, too_large
+from reluformer.integrations.server.limits import RequestError, ServerLimits, failed, shutting_down, too_large
 from reluformer.integrations.server.monitoring import LOGGER, Metrics
 
 log = logging.getLogger(LOGGER)
@@ -61,7 +61,7 @@ class ShutdownFlag:
 class RequestMiddleware:
     """The outermost layer of the application, which all requests pass."""
 
-    def __init__(self, app: ASGIApp, limits: Limits, metrics: Metrics, shutdown: ShutdownFlag) -> None:
+    def __init__(self, app: ASGIApp, limits: ServerLimits, metrics: Metrics, shutdown: ShutdownFlag) -> None:
         self._app = app
         self._limits = limits
         self._metrics = metrics
@@ -138,7 +138,7 @@ _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 class IncomingBody:
     """The body of a request while it arrives; its size and its time are limited."""
 
-    def __init__(self, receive: Receive, limits: Limits) -> None:
+    def __init__(self, receive: Receive, limits: ServerLimits) -> None:
         self.complete = False
         self._receive = receive
         self._limits = limits

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reluformer.integrations.server.limits import Limits, RequestError
+from reluformer.integrations.server.limits import RequestError, ServerLimits
 from reluformer.integrations.server.model_registry import ServedModel
 from reluformer.translation import formats
 from reluformer.translation.documents import Translation
@@ -110,10 +110,10 @@ class StoredFile:
 class FileStorage:
     """Translated files that wait for their download, in memory, under names that nobody can guess.
 
-    The newest `Limits.stored_files` files are stored, each for `Limits.stored_seconds`.
+    The newest `ServerLimits.stored_files` files are stored, each for `ServerLimits.stored_seconds`.
     """
 
-    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: ServerLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
         self._clock = clock
         self._files: OrderedDict[str, StoredFile] = OrderedDict()

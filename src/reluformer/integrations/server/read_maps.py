@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from reluformer.integrations.server.limits import Limits, RequestError, too_large
+from reluformer.integrations.server.limits import RequestError, ServerLimits, too_large
 from reluformer.integrations.server.model_registry import ServedModel
 from reluformer.translation import formats
 from reluformer.translation.inspection import ReadMap, Word, read_map, split_into_windows, tokenize_words
@@ -77,7 +77,9 @@ def _sentences(model: ServedModel, text: str) -> list[str]:
     return [" ".join(sentence.split()) for sentence in found]
 
 
-def tokenize(model: ServedModel, parts: Sequence[Sequence[str]], limits: Limits, what: str) -> list[TokenizedPart]:
+def tokenize(
+    model: ServedModel, parts: Sequence[Sequence[str]], limits: ServerLimits, what: str
+) -> list[TokenizedPart]:
     """Tokenizes parts.
 
     Raises:
