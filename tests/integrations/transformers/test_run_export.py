@@ -26,7 +26,7 @@ from reluformer.translation.tokenizer import Tokenizer
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer.meta.json", "recipe.yaml")
 DOCUMENT = ["The house is big.", "It is old."]
 RECIPE = """\
-data: {source_lang: en, target_lang: de, segments: {segment_tokens: 64}}
+data: {source_lang: en, target_lang: de, train: {embedded: {documents: 3}}, segments: {segment_tokens: 64}}
 decoding: {beam: 2, length_ratio: 1.0, length_offset: 3}
 """
 

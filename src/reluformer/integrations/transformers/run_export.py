@@ -122,8 +122,8 @@ def _without_progress_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _replaceable(out: Path, force: bool, may_go: Callable[[Path], bool]) -> bool:
-    """Whether something stands in the way that may go; an error if it may not."""
+def _replaceable(out: Path, force: bool, is_replaceable: Callable[[Path], bool]) -> bool:
+    """Returns True if `out` exists and may be replaced; raises an error if it may not."""
     if not out.exists():
         return False
     if not out.is_dir():
@@ -131,7 +131,7 @@ def _replaceable(out: Path, force: bool, may_go: Callable[[Path], bool]) -> bool
     if any(out.iterdir()):
         if not force:
             raise StorageError(f"{out}: exists and is not empty; choose another --out, or --force to replace it")
-        if not may_go(out):
+        if not is_replaceable(out):
             raise StorageError(f"{out}: is no export, so --force does not replace it; choose another --out")
     return True
 
@@ -141,12 +141,12 @@ def _is_export(directory: Path) -> bool:
 
 
 def _is_imported(directory: Path) -> bool:
-    """A run that was trained here is not: nobody could make it again from an export."""
+    """Returns False for a trained run: nobody could restore it from an export."""
     return not RunDirectory(directory).was_trained and _says(directory, "kind", storage.KIND)
 
 
 def _says(directory: Path, key: str, value: str) -> bool:
-    """Whether config.json is ours: other programs have files of that name, too."""
+    """Returns True if config.json has this value; other programs also have files of that name."""
     try:
         content = json.loads((directory / storage.CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
