@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from reluformer import rules
 from reluformer.errors import ArgumentError
-from reluformer.rules import Pointwise, RowCentered, RowNormalized, Rule
+from reluformer.rules import Formula, Rule
 
 COARSE = torch.arange(-2.0, 10.1, 0.75)
 FINE = torch.arange(-0.5, 0.51, 0.25)
@@ -100,18 +100,13 @@ def relu_rule(rule: str | Rule) -> Rule:
 
 
 def _can_be_fitted(rule: Rule) -> bool:
-    return rule.output_norm is None and (homogeneity(rule) is not None or not shifts_matter(rule))
+    return rule.output_norm is None and (rule.homogeneity is not None or not shifts_matter(rule))
 
 
 def shifts_matter(rule: Rule) -> bool:
     """Returns True if adding a number to all scores of a row changes the weights."""
-    return not isinstance(rule, RowCentered)
-
-
-def homogeneity(rule: Rule) -> int | None:
-    """Returns the k for which activation(c s) = c^k activation(s), or None."""
-    inner = rule.inner if isinstance(rule, RowNormalized) else rule
-    return inner.homogeneity if isinstance(inner, Pointwise) else None
+    formula = rules.formula_of(rule)
+    return formula is None or not formula.centred
 
 
 class ReadSample(NamedTuple):
@@ -262,6 +257,7 @@ class OffsetSearch:
 
     def __init__(self, rule: Rule, candidates: list[FitCandidate], log_scales: Tensor) -> None:
         self.rule = rule
+        self.formula = rules.formula_of(rule)
         self.candidates = candidates
         self.log_scales = log_scales  # (L, H)
         heads = log_scales.size(1)
@@ -279,23 +275,25 @@ class OffsetSearch:
         for i, (centre, offset) in enumerate(self.candidates):
             shift = offset[:, None] - sample.scale * torch.einsum("bhtd,hd->bht", sample.q, centre)
             shifted = scores + shift.unsqueeze(-1)
-            if isinstance(self.rule, RowNormalized):
-                self.errors[i] += self._divided_errors(self.rule, shifted, sample, teacher)
-            elif isinstance(self.rule, RowCentered):
+            if self.formula is not None and self.formula.centred:
                 self.errors[i] += self._scaled_errors(shifted, sample, teacher)
+            elif self.formula is not None and self.formula.delta is not None:
+                self.errors[i] += self._divided_errors(self.formula, self.formula.delta, shifted, sample, teacher)
             else:
                 student = (self.rule.weights(shifted, sample.n(), sample.visible) @ sample.v) * tokens
                 self.agreement[i] += _by_heads(student, teacher)
                 self.power[i] += _by_heads(student, student)
 
-    def _divided_errors(self, rule: RowNormalized, scores: Tensor, sample: ReadSample, teacher: Tensor) -> Tensor:
+    def _divided_errors(
+        self, formula: Formula, delta: float, scores: Tensor, sample: ReadSample, teacher: Tensor
+    ) -> Tensor:
         """Returns the error of each scale (L, H): c w / (delta + sum c w) = w / (delta / c + sum w)."""
-        weights = rule.inner.weights(scores, sample.n(), sample.visible)
+        weights = formula.terms().weights(scores, sample.n(), sample.visible)
         read, sums = weights @ sample.v, weights.sum(-1, keepdim=True)
         errors = []
         for log_scale in self.log_scales:
-            delta = rule.delta * torch.exp(-log_scale * (homogeneity(rule) or 1))[:, None, None]
-            difference = (read / (delta + sums) - teacher) * sample.rows[:, None, :, None]
+            scaled = delta * torch.exp(-log_scale * (self.rule.homogeneity or 1))[:, None, None]
+            difference = (read / (scaled + sums) - teacher) * sample.rows[:, None, :, None]
             errors.append(_by_heads(difference, difference))
         return torch.stack(errors)
 
@@ -319,13 +317,13 @@ class OffsetSearch:
     def _least_errors(self) -> tuple[Tensor, Tensor]:
         """Returns the relative error of each candidate with its best scale, and that scale, (C, H) each."""
         total = self.total.clamp_min(torch.finfo(torch.float64).tiny)
-        if not isinstance(self.rule, Pointwise):
+        if self.formula is not None and (self.formula.centred or self.formula.delta is not None):
             least, place = self.errors.min(1)
             return least / total, self.log_scales.gather(0, place)
         reads = (self.agreement > 0) & (self.power > 0)  # a head whose reads point the other way is not scaled
         factor = torch.where(reads, self.agreement / self.power, 1.0)
         errors = (self.total - 2 * factor * self.agreement + factor**2 * self.power) / total
-        return errors.clamp_min(0), (factor.log() / (homogeneity(self.rule) or 1)).float()
+        return errors.clamp_min(0), (factor.log() / (self.rule.homogeneity or 1)).float()
 
 
 def _by_heads(a: Tensor, b: Tensor) -> Tensor:
