@@ -16,10 +16,12 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 import reluformer as rf
+from reluformer import kernels
 from reluformer.errors import ArgumentError
 from reluformer.memory import RowStats
 
@@ -34,7 +36,7 @@ ENTROPY_GRADIENT_TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Case:
-    """One read. Its id shows everything: relu-causal-ragged-float32-B3-H2-Q17-K17-D8."""
+    """One read of the grid. Its id shows everything: relu-causal-ragged-float32-B3-H2-Q17-K17-D8."""
 
     rule: str
     pattern: str
@@ -43,7 +45,7 @@ class Case:
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
-        """B, H, Tq, Tk, d; odd ones, so that no tile fits."""
+        """B, H, Tq, Tk and d; they are odd, so that no tile fits."""
         queries, slots = {
             "self": (17, 17),
             "causal": (17, 17),
@@ -59,7 +61,7 @@ class Case:
         return f"{self.rule}-{self.pattern}-{self.padding}-{str(self.dtype)[6:]}-B{b}-H{h}-Q{q}-K{k}-D{d}"
 
     def tensors(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Differentiable inputs, rounded to the dtype of the case, and the options of `read`."""
+        """Return the differentiable inputs, rounded to the dtype of the case, and the options of `read`."""
         generator = torch.Generator().manual_seed(20230213)
         b, h, q, k, d = self.shape
 
@@ -78,7 +80,7 @@ class Case:
 
 
 def grid() -> list[Case]:
-    """Every case for every rule that is registered now; of the long ones the half that small ones do not cover."""
+    """Return all cases of all registered rules; of the long ones only the half that small ones do not cover."""
     cases = [Case(*choice) for choice in product(rf.rules.names(), PATTERNS, PADDINGS, DTYPES)]
     return [
         case
@@ -87,8 +89,42 @@ def grid() -> list[Case]:
     ]
 
 
+def parameters(impl: str, item: str, stats: bool = False, mask: bool = False) -> list[Any]:
+    """Return the pairs (impl, case) or (impl, rule) that `impl` can read, as parameters of a test.
+
+    What a function of another package can read is found out by calling it: the `read` fixture skips what it refuses.
+    For a built-in implementation that this machine cannot run there is one parameter, skipped with the reason.
+
+    Args:
+        impl: a built-in implementation, or "package:function".
+        item: "case" for the grid, "rule" for the names of rules.
+        stats: whether the test asks for row statistics; then bfloat16 is left out.
+        mask: whether the test passes a dense mask.
+    """
+    items: list[Any] = list(rf.rules.names())
+    if item == "case":
+        items = [case for case in grid() if not stats or case.dtype is torch.float32]
+    reasons = {str(each): _refusal(impl, each, stats, mask) for each in items}
+    read = [each for each in items if reasons[str(each)] is None]
+    if not read and (state := kernels.availability().get(impl, "")).startswith("not available: "):
+        skip = pytest.mark.skip(reason=f"{impl}: {state.removeprefix('not available: ')}")
+        return [pytest.param(impl, items[0], id=impl, marks=skip)]
+    return [pytest.param(impl, each, id=f"{impl}-{each}") for each in read]
+
+
+def _refusal(impl: str, item: Case | str, stats: bool, mask: bool) -> str | None:
+    """Return why a built-in implementation cannot read a case or rule, or None if it can."""
+    if ":" in impl:
+        return None
+    rule, dtype = (item.rule, item.dtype) if isinstance(item, Case) else (item, torch.float32)
+    q = torch.zeros(1, 1, 2, 8, dtype=dtype)
+    dense = torch.ones(2, 2, dtype=torch.bool) if mask else None
+    visibility = kernels.Visibility(2, 2, q.device, mask=dense)
+    return kernels.refusal(impl, q, q, q, rf.rules.get(rule), visibility, None, stats)
+
+
 def implementation(name: str) -> Read:
-    """`read` with a built-in implementation, or a function of another package."""
+    """Return `read` with a built-in implementation, or a function of another package."""
     if ":" not in name:
         return partial(rf.read, impl=name)
     module, _, function = name.partition(":")
@@ -102,7 +138,7 @@ def implementation(name: str) -> Read:
 
 
 def run(read: Read, inputs: dict[str, Tensor], options: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-    """The read, and the gradient of a fixed random functional of it for each input."""
+    """Return the read, and the gradient of a fixed random functional of it for each input."""
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in inputs.items()}
     out = read(leaves["q"], leaves["k"], leaves["v"], bias=leaves.get("bias"), **options)
     probe = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(out.dtype)
@@ -111,7 +147,7 @@ def run(read: Read, inputs: dict[str, Tensor], options: dict[str, Any]) -> tuple
 
 
 def run_stats(read: Read, inputs: dict[str, Tensor], options: dict[str, Any]) -> tuple[RowStats, dict[str, Tensor]]:
-    """The row statistics, and the gradient of row sums and entropies."""
+    """Return the row statistics, and the gradient of row sums and entropies."""
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in inputs.items()}
     _, stats = read(leaves["q"], leaves["k"], leaves["v"], bias=leaves.get("bias"), return_stats=True, **options)
     probe = torch.linspace(0.5, 1.5, stats.row_sum.numel(), dtype=stats.row_sum.dtype).view_as(stats.row_sum)
@@ -124,11 +160,12 @@ def run_stats(read: Read, inputs: dict[str, Tensor], options: dict[str, Any]) ->
 
 
 def in_float64(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the inputs in float64."""
     return {name: tensor.double() for name, tensor in inputs.items()}
 
 
 def error(got: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
-    """Relative error as the module's docstring defines it; nan if anything is not finite."""
+    """Return the relative error as the module's docstring defines it; nan if anything is not finite."""
     difference = got.double() - expected
     if dtype is torch.bfloat16:
         return float(difference.norm() / expected.norm().clamp_min(1.0))

@@ -11,7 +11,6 @@ from reluformer.conformance.cases import ENTROPY_GRADIENT_TOLERANCE, TOLERANCE, 
 reference = cases.implementation("reference")
 
 
-@pytest.mark.parametrize("case", cases.grid(), ids=str)
 def test_read_and_its_gradients(case: Case, read: Read) -> None:
     inputs, options = case.tensors()
     out, gradients = cases.run(read, inputs, options)
@@ -22,7 +21,7 @@ def test_read_and_its_gradients(case: Case, read: Read) -> None:
         assert error(gradient, expected_gradients[name], case.dtype) <= TOLERANCE[case.dtype], name
 
 
-@pytest.mark.parametrize("case", [c for c in cases.grid() if c.dtype is torch.float32], ids=str)
+@pytest.mark.reads(stats=True)
 def test_statistics_and_their_gradients(case: Case, read: Read) -> None:
     inputs, options = case.tensors()
     stats, gradients = cases.run_stats(read, inputs, options)

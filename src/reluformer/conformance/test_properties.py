@@ -6,10 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import reluformer as rf
 from reluformer.conformance.cases import TOLERANCE, Read
-
-pytestmark = pytest.mark.parametrize("rule", rf.rules.names())
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -65,6 +62,7 @@ def test_the_order_of_slots_changes_nothing(rule: str, read: Read) -> None:
     assert close(shuffled, read(q, k, v, rule=rule, key_mask=key_mask))
 
 
+@pytest.mark.reads(mask=True)
 def test_key_mask_and_mask_agree(rule: str, read: Read) -> None:
     q, k, v = memory(6, 6)
     key_mask = torch.arange(6) < torch.tensor([4, 6])[:, None]

@@ -17,7 +17,7 @@ from reluformer.kernels import cpu, reference, sdpa, triton
 from reluformer.kernels.moments import level_bias
 from reluformer.kernels.operands import Bias, RowKeyBias, Visibility
 from reluformer.kernels.reference import RowStats
-from reluformer.rules import Formula, Pointwise, Rule, formula_of
+from reluformer.rules import Pointwise, Rule, formula_of
 
 __all__ = [
     "IMPLEMENTATIONS",
@@ -28,6 +28,7 @@ __all__ = [
     "availability",
     "fastest",
     "read_learned",
+    "refusal",
     "run",
 ]
 
@@ -71,7 +72,7 @@ def run(
     chosen = fastest(q, k, v, rule, visibility, bias, stats) if impl == "auto" else impl
     if chosen == "reference":
         return reference.read(q, k, v, rule, visibility, bias, scale, stats)
-    if impl != "auto" and (reason := _refusal(chosen, q, k, v, formula, visibility, bias, stats)):
+    if impl != "auto" and (reason := refusal(chosen, q, k, v, rule, visibility, bias, stats)):
         raise ArgumentError(f"impl='{impl}' cannot read rule '{rule.name}' here: {reason}; use impl='auto'")
     assert formula is not None
     if chosen == "sdpa":
@@ -83,22 +84,23 @@ def run(
     return read(q, k, v, formula, visibility, bias, scale, stats)
 
 
-def _refusal(
+def refusal(
     impl: str,
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    formula: Formula | None,
+    rule: Rule,
     visibility: Visibility,
     bias: Bias | None,
     stats: bool,
 ) -> str | None:
-    """Return why `impl` cannot do this read, or None if it can."""
+    """Return why `impl` cannot do this read, or None if it can. The arguments are those of `run`."""
+    formula = formula_of(rule)
     if impl == "sdpa":
         return sdpa.refusal(formula, stats)
     if impl == "cpu":
         return cpu.refusal(q, formula, visibility, bias)
-    return triton.refusal(q, k, v, formula, visibility, bias)
+    return triton.refusal(q, k, v, formula, visibility, bias) if impl == "triton" else None
 
 
 def fastest(q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None, stats: bool) -> str:
