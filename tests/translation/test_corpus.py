@@ -230,7 +230,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_the_embedded_corpus_is_a_source() -> None:
-    pytest.importorskip("reluformer.translation.embedded")
     source = CorpusSource(embedded=EmbeddedOptions(documents=3, seed=7, sentences=(2, 4)))
     train, again = list(read_documents(source)), list(read_documents(source))
     valid = list(read_documents(source, split="valid"))
@@ -470,7 +469,6 @@ def test_two_at_once_prepare_once(config: DataConfig, tmp_path: Path) -> None:
 
 
 def test_the_embedded_corpus_is_prepared(tmp_path: Path) -> None:
-    pytest.importorskip("reluformer.translation.embedded")
     embedded = {"embedded": {"documents": 20, "sentences": [2, 4]}}
     config = DataConfig(train=embedded, test=embedded, tokenizer={"vocab_size": 400})
     summary = prepare(config, tmp_path / "out")

@@ -134,7 +134,7 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
 
 
 def test_a_foreign_tokenizer_is_refused(tmp_path: Path) -> None:
-    definition = json.loads(tokenizer("bpe")._definition)
+    definition = json.loads(tokenizer("bpe").definition)
     for token in definition["added_tokens"]:
         token["content"] = token["content"].replace("<sep>", "<mask>")
     vocabulary = definition["model"]["vocab"]
