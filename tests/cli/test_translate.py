@@ -19,8 +19,8 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from reluformer import load
-from reluformer.cli import app, models, translate
+from reluformer import load, loading
+from reluformer.cli import app, translate
 from reluformer.cli.text_files import sentence_bar
 from reluformer.errors import ArgumentError, ConfigError, DataError, StorageError, UnknownNameError
 from reluformer.translation import formats
@@ -47,7 +47,7 @@ def shouting(monkeypatch: pytest.MonkeyPatch) -> None:
         def stream(self, document: Sequence[str]) -> Iterator[str]:
             return (sentence.upper() for sentence in document)
 
-    monkeypatch.setattr(models, "open_translator", lambda run, device, **decoding: Shouting())
+    monkeypatch.setattr(loading, "load", lambda run, device, **decoding: Shouting())
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_a_sentence_is_printed_before_the_next_is_known(run: Path, monkeypatch: 
             yield document[0].upper()
             raise DataError("the second sentence never comes")
 
-    monkeypatch.setattr(models, "open_translator", lambda run, device, **decoding: Slow())
+    monkeypatch.setattr(loading, "load", lambda run, device, **decoding: Slow())
     result = CliRunner().invoke(app, ["translate", str(run), "--stream"], input=TEXT)
     assert isinstance(result.exception, DataError)
     assert result.stdout == "OUR READERS LIVE IN AUSTRIA. "
@@ -191,7 +191,7 @@ def test_an_interruption_keeps_what_is_finished(
             return [list(document) for document in documents]
 
     interrupted = Interrupted()
-    monkeypatch.setattr(models, "open_translator", lambda run, device, **decoding: interrupted)
+    monkeypatch.setattr(loading, "load", lambda run, device, **decoding: interrupted)
     monkeypatch.setattr(translate, "SENTENCES_TOGETHER", 1)
     result = invoke("translate", run, folder, "--to", tmp_path / "out")
     assert result.exit_code == 1

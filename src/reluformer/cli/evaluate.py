@@ -18,11 +18,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from reluformer import __version__
-from reluformer.cli import models
 from reluformer.cli.options import AsJson, Beam, Device, LengthPenalty, Plugins, Run, Settings, decoding_changes
 from reluformer.cli.text_files import sentence_bar
 from reluformer.errors import ArgumentError, DataError
-from reluformer.training.run import find_run
+from reluformer.training.run import RunDirectory, find_run
 
 if TYPE_CHECKING:
     from reluformer.translation.document import Document
@@ -67,10 +66,10 @@ def evaluate(
     Example: reluformer evaluate runs/demo/reluformer --against runs/demo/transformer
     """
     against = None if against is None else find_run(against)
-    models.check_recipe(run)
+    RunDirectory(run).check_recipe()
     for path in (run, against):
         if path is not None:
-            models.check_model(path)
+            RunDirectory(path).check_model()
     documents, embedded = _documents(run, split, limit)
     changes = decoding_changes(settings, beam=beam, length_penalty=length_penalty)
     if sentence_level:
@@ -125,8 +124,9 @@ class EvaluatedRun:
 def _documents(run: Path, split: EvaluatedSplit, limit: int | None) -> tuple[list[Document], bool]:
     """Return the documents of a split, and whether they come from the embedded corpus."""
     from reluformer.translation.corpus import read_documents
+    from reluformer.translation.recipe import Recipe
 
-    data = models.read_recipe(run).data
+    data = RunDirectory(run).recipe(Recipe).data
     source = data.test if split == EvaluatedSplit.test else data.valid
     if source is None:
         others = [name for name in ("test", "valid") if getattr(data, name) is not None]
@@ -144,10 +144,11 @@ def _evaluate_run(
     run: Path, documents: list[Document], embedded: bool, device: str, changes: dict[str, Any], what: str
 ) -> EvaluatedRun:
     """Translate the documents with one run and score the translations."""
+    from reluformer.loading import load
     from reluformer.translation import scoring
     from reluformer.translation.embedded import document_from_id, score_discourse
 
-    translator = models.open_translator(run, device, **changes)
+    translator = load(run, device, **changes)
     started = time.perf_counter()
     with sentence_bar(what, sum(len(document.src) for document in documents)) as report:
         hypotheses = translator.translate_documents([document.src for document in documents], report)

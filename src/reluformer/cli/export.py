@@ -10,10 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from reluformer.cli import models
 from reluformer.cli.options import AsJson, Plugins
 from reluformer.errors import ArgumentError
-from reluformer.training.run import find_run
+from reluformer.training.run import RunDirectory, find_run
 
 
 class ExportTarget(StrEnum):
@@ -64,7 +63,7 @@ def export(
 def _to_hf(run: Path, out: Path, quantize: str | None, opset: int | None, force: bool) -> dict[str, Any]:
     from reluformer import hub
 
-    models.check_model(run)
+    RunDirectory(run).check_model()
     result: dict[str, Any] = hub.export_run(run, out, force=force)
     return result
 
@@ -79,7 +78,7 @@ def _to_run(source: Path, out: Path, quantize: str | None, opset: int | None, fo
 def _to_onnx(run: Path, out: Path, quantize: str | None, opset: int | None, force: bool) -> dict[str, Any]:
     from reluformer.integrations import onnx
 
-    models.check_model(run)
+    RunDirectory(run).check_model()
     result: dict[str, Any] = onnx.export_run(run, out, quantize=quantize, opset=opset, force=force)
     return result
 

@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from reluformer.cli import models
 from reluformer.cli.options import (
     AsJson,
     Beam,
@@ -25,10 +24,13 @@ from reluformer.cli.options import (
     Run,
     Settings,
     SplitterName,
+    check_inspectable,
     decoding_changes,
+    languages,
 )
 from reluformer.cli.text_files import STDIN, FormatChoice
 from reluformer.errors import ArgumentError, DataError
+from reluformer.training.run import RunDirectory
 
 if TYPE_CHECKING:
     from reluformer.translation.inspection import ReadMap, Word
@@ -79,24 +81,26 @@ def inspect(
 
     Example: reluformer inspect runs/demo/reluformer letter.txt --layer 1 --head 0
     """
-    models.check_run(run)
+    RunDirectory(run).check()
     if document is None:
         if layer is not None or head is not None:
             raise ArgumentError("--layer and --head choose what a translation read; give a DOCUMENT")
-        models.check_recipe(run)
+        RunDirectory(run).check_recipe()
         found = read_history(run)
         if as_json:
             typer.echo(json.dumps(found.to_dict(), indent=2))
         else:
             print_history(found, Console())
         return
-    models.check_inspectable(run)
+    check_inspectable(run)
     source = None if str(document) == "-" else document
-    skeleton = FormatChoice(None, splitter, models.languages(run)).parse(source)
+    skeleton = FormatChoice(None, splitter, languages(run)).parse(source)
     if not skeleton.sentences:
         raise DataError(f"{STDIN if source is None else source}: holds no sentence")
     changes = decoding_changes(settings, beam=beam, length_penalty=length_penalty)
-    translator = models.open_translator(run, device, **changes)
+    from reluformer.loading import load
+
+    translator = load(run, device, **changes)
     windows = read_windows(translator, skeleton.sentences, layer, head)
     if as_json:
         typer.echo(json.dumps(windows_as_json(windows), indent=2, ensure_ascii=False))

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from reluformer.errors import ConfigError
-from reluformer.training.run import find_run
+from reluformer.errors import ConfigError, StorageError
+from reluformer.training.run import RunDirectory, find_run
 
 
 def _load_plugins(paths: list[Path]) -> list[Path]:
@@ -28,6 +28,24 @@ def decoding_changes(settings: list[str], **options: int | float | str | None) -
             raise ConfigError(f"--set {setting}: write it as key=value, e.g. --set context_sentences=1")
         changes[key.strip().removeprefix("decoding.")] = value.strip()
     return {**changes, **{name: value for name, value in options.items() if value is not None}}
+
+
+def check_inspectable(run: Path) -> None:
+    """Raise an error unless the directory holds a model that can show what it read."""
+    RunDirectory(run).check_model()
+    if RunDirectory(run).is_onnx:
+        raise StorageError(f"{run}: an ONNX export, which only translates; give the run that it was exported from")
+
+
+def languages(run: Path) -> tuple[str, str]:
+    """Return the source and target language of a run or an export; English and German if it does not tell."""
+    if RunDirectory(run).is_onnx:
+        from reluformer.integrations.onnx import manifest
+
+        return manifest.read_manifest(run).languages
+    from reluformer.translation.recipe import languages_of
+
+    return languages_of(RunDirectory(run))
 
 
 def default_run(config: Path) -> Path:

@@ -10,8 +10,16 @@ from typing import Annotated
 
 import typer
 
-from reluformer.cli import models
-from reluformer.cli.options import Beam, Device, LengthPenalty, Plugins, Settings, decoding_changes
+from reluformer.cli.options import (
+    Beam,
+    Device,
+    LengthPenalty,
+    Plugins,
+    Settings,
+    check_inspectable,
+    decoding_changes,
+    languages,
+)
 from reluformer.errors import ArgumentError, ReluformerError
 from reluformer.training.run import find_run
 
@@ -61,7 +69,7 @@ def serve(
     if not math.isfinite(timeout):
         raise ArgumentError(f"--timeout {timeout}: a request must end; give a number of seconds")
     for run in runs:
-        models.check_inspectable(run)
+        check_inspectable(run)
     key = _key(api_key_file)
     changes = decoding_changes(settings, beam=beam, length_penalty=length_penalty)
 
@@ -70,12 +78,13 @@ def serve(
     from reluformer.integrations.server.application import serve as serve_models
     from reluformer.integrations.server.limits import ServerLimits
     from reluformer.integrations.server.model_registry import ModelRegistry, ServedModel, unique_names
+    from reluformer.loading import load
 
     if threads is not None:
         torch.set_num_threads(threads)
     limits = ServerLimits(characters=characters, batch_texts=max_batch, waiting=waiting, request_seconds=timeout)
     served = [
-        ServedModel(name, models.open_translator(run, device, **changes), *models.languages(run))
+        ServedModel(name, load(run, device, **changes), *languages(run))
         for run, name in zip(runs, unique_names(runs), strict=True)
     ]
     if key is None and not host.startswith(_LOOPBACK):

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reluformer.cli import models
 from reluformer.cli.options import (
     AsJson,
     Beam,
@@ -23,9 +22,11 @@ from reluformer.cli.options import (
     Settings,
     SplitterName,
     decoding_changes,
+    languages,
 )
 from reluformer.cli.text_files import FormatChoice, TextFile, find_texts, sentence_bar, write
 from reluformer.errors import ArgumentError, DataError
+from reluformer.training.run import RunDirectory
 
 if TYPE_CHECKING:
     from reluformer.translation.document import Document
@@ -81,18 +82,20 @@ def translate(
     Example: reluformer translate runs/demo/reluformer letters/ --to briefe/
     """
     _check_options(stream=stream, score=score, n_best=n_best, json=as_json, to=to)
-    models.check_model(run)
+    RunDirectory(run).check_model()
     listing = as_json or n_best is not None or score is not None
     found, skipped = find_texts(files or [], to, any_name=format is not None, force=force)
     if listing and len(found) > 1:
         raise ArgumentError("--n-best, --score and --json take one text at a time")
-    formats = FormatChoice(format, splitter, models.languages(run))
+    formats = FormatChoice(format, splitter, languages(run))
     texts = [ParsedText(file, formats.parse(file.source)) for file in found]
     changes = decoding_changes(settings, beam=beam, length_penalty=length_penalty)
     if not listing:
         _report_skipped(texts, skipped)
     pairs = None if score is None else _pair_documents(texts[0].skeleton, score, formats, texts[0].file.name)
-    translator = models.open_translator(run, device, **changes)
+    from reluformer.loading import load
+
+    translator = load(run, device, **changes)
     if stream:
         _stream(translator, texts[0])
     elif pairs is not None:
