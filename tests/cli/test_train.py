@@ -12,6 +12,7 @@ import pytest
 import yaml
 from click.testing import Result
 
+from reluformer import load
 from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.training.run import RunDirectory
 from reluformer.translation import scoring
@@ -44,7 +45,7 @@ def test_validation_bleu_is_of_documents_read_as_the_model_was_trained(
     assert task.evaluate is not None
     found = task.evaluate(ReLUFormer.load(run))
     documents = list(islice(PreparedCorpus(run / "data").documents("valid"), 2))
-    hypotheses = decoding.load(run, beam=1, window_tokens=read).translate_documents([d.src for d in documents])
+    hypotheses = load(run, beam=1, window_tokens=read).translate_documents([d.src for d in documents])
     assert found == {"bleu": scoring.score(hypotheses, [d.tgt or () for d in documents]).bleu.value}
     assert seen[0] == (read, 1)
 
