@@ -1,8 +1,8 @@
-"""Two systems of the same size and data: full ReLU, and softmax in all attention.
+"""The demo: two systems of the same size and data, full ReLU and softmax in all attention.
 
-They are trained at the same time, each in a process of its own with half of the cores:
-models this small use one core well and two cores badly. A finished one is not trained
-again, and an interrupted one goes on.
+They are trained at the same time, each in a process of its own with half of the cores,
+because models this small use one core well and two cores badly. A finished system is not
+trained again, and an interrupted one resumes. `demo.yaml` is their recipe.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from reluformer.translation.scoring import Scores, score
 from reluformer.translation.translator import Translator, load_run
 
 LENGTH_BORDERS = (25, 50, 75)
-"""Words of the reference: test documents have 2 to 16 sentences."""
+"""The borders count words of the reference; test documents have 2 to 16 sentences."""
 
 
 @dataclass(frozen=True)
 class System:
-    """What one of the systems changes in the common recipe, whatever else was changed there."""
+    """One of the systems: its name, and its changes to the common recipe."""
 
     name: str
     title: str
@@ -53,7 +53,7 @@ SYSTEMS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """A trained system and what it does with unseen documents."""
+    """A trained system, and its results on unseen documents."""
 
     system: System
     training: dict[str, Any]
@@ -61,12 +61,12 @@ class Outcome:
     scores: Scores
     discourse: DiscourseScores
     without_context: DiscourseScores
-    """The same model reading sentence by sentence."""
+    """The results of the same model when it reads sentence by sentence."""
     history: list[dict[str, Any]]
     telemetry: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        """Figures; accuracies in percent."""
+        """Returns the figures as plain data, accuracies in percent."""
         far, far_alone = self.discourse.pronoun_far, self.without_context.pronoun_far
         return {
             "bleu": round(self.scores.bleu.value, 2),
@@ -91,20 +91,20 @@ def _percent(share: float | None) -> float | None:
 
 
 def zero_fraction(telemetry: dict[str, Any]) -> float | None:
-    """Mean share of exact zeros over all attention heads of a telemetry snapshot."""
+    """Returns the mean share of exact zeros over all attention heads of a telemetry snapshot."""
     heads = [value for name, read in telemetry.items() if not name.endswith("ffn") for value in read["zero_fraction"]]
     return sum(heads) / len(heads) if heads else None
 
 
 def prepare_corpus(recipe: Recipe, directory: Path) -> CorpusSummary:
-    """The corpus, once for both."""
+    """Prepares the corpus, once for both systems."""
     return prepare(recipe.data, directory / "data")
 
 
 def train_all(
     recipe_file: Path, directory: Path, report: Callable[[dict[str, RunDirectory]], None], overrides: Sequence[str] = ()
 ) -> None:
-    """Train both systems side by side; `report` is called about twice a second."""
+    """Trains both systems side by side; `report` is called about twice a second."""
     threads = str(max(1, (os.cpu_count() or 1) // len(SYSTEMS)))
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     processes = {}
@@ -133,7 +133,7 @@ def train_all(
 
 
 def evaluate_all(directory: Path) -> Iterator[Outcome]:
-    """Translate the test documents with each system, as documents and sentence by sentence."""
+    """Translates the test documents with each system, as documents and sentence by sentence."""
     documents = [document_from_id(document.id) for document in PreparedCorpus(directory / "data").documents("test")]
     for system in SYSTEMS:
         run = RunDirectory(directory / system.name)
@@ -154,7 +154,7 @@ def evaluate_all(directory: Path) -> Iterator[Outcome]:
 
 
 def _sentence_by_sentence(translator: Translator, documents: Sequence[EmbeddedDocument]) -> list[list[str]]:
-    """Every sentence as a document of its own."""
+    """Translates every sentence as a document of its own."""
     flat = translator.translate_documents([[s] for document in documents for s in document.document.src])
     sentences = iter(sentence for (sentence,) in flat)
     return [[next(sentences) for _ in document.document.src] for document in documents]

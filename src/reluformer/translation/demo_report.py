@@ -1,4 +1,4 @@
-"""The demo's outcome as one HTML page: scores, curves, and a document to look at. No external requests."""
+"""The report of the demo: one HTML page with scores, curves and an example, without external requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MARKERS = {"reluformer": "o", "transformer": "s"}
 def write(
     path: Path, outcomes: Sequence[Outcome], documents: Sequence[EmbeddedDocument], seconds: float, corpus: str
 ) -> None:
-    """Write the page to `path`."""
+    """Writes the page to `path`."""
     figures = [
         _figure("Learning", "Validation loss against target tokens seen.", lambda axis: _learning(axis, outcomes)),
         _figure(
@@ -84,7 +84,7 @@ def _cell(value: float | None) -> str:
 
 
 def _figure(title: str, caption: str, draw: Callable[[Any], None]) -> str:
-    """An inline SVG with its text as text, so that it can be searched and scaled."""
+    """Returns a figure as inline SVG with its text as text, so that it can be searched and scaled."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -145,7 +145,7 @@ def _lengths(axis: Any, outcomes: Sequence[Outcome]) -> None:
 
 
 def _example(outcomes: Sequence[Outcome], documents: Sequence[EmbeddedDocument]) -> str:
-    """The longest document of at most twelve sentences, sentence by sentence; what differs is marked."""
+    """Returns the longest document of at most twelve sentences as a table; words that differ are marked."""
     lengths = [len(document.document.src) for document in documents]
     chosen = max(range(len(documents)), key=lambda i: (lengths[i] <= 12, lengths[i]))
     document = documents[chosen].document

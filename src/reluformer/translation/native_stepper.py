@@ -1,8 +1,8 @@
 """The decoder's step as one call of the compiled library, for float32 on a CPU.
 
-No operation of torch is left in a step, threads divide the sources among themselves and
-never wait for each other within a position, and of the slots that a read gives no weight
-the values are not even loaded. The rules are ReLU with any row scale, `relu_exp` and softmax.
+A step has no operation of torch. Threads divide the sources among themselves and never wait
+for each other within a position. The values of slots without weight are not loaded. The
+rules are ReLU with any row scale, `relu_exp` and softmax.
 
 Each beam knows the slot of every position before: its ancestors. Slots never move, and
 those that the beams of a source have in common are read once for all of them.
@@ -65,11 +65,11 @@ class NativeBeams:
 
     @property
     def capacity(self) -> int:
-        """Own slots that a source has room for."""
+        """The number of own slots that a source has room for."""
         return self.slots[0].own_keys.size(2) if self.slots else self.used + 1024
 
     def make_room(self, new: int) -> None:
-        """Room for one more position and `new` more slots of each source; first forget what no beam descends from."""
+        """Makes room for a position and `new` slots of each source; slots without descendants are dropped first."""
         if self.ancestors.size(1) <= self.length:
             longer = self.ancestors.new_zeros(self.rows, 2 * self.length + 32)
             longer[:, : self.length] = self.ancestors[:, : self.length]
@@ -95,14 +95,14 @@ class NativeBeams:
         self._pointers = None
 
     def pointers(self) -> object:
-        """The slots of all layers as the library wants them."""
+        """Returns the slots of all layers as the library takes them."""
         if self._pointers is None:
             layers = [native.LayerSlots(*(part.data_ptr() for part in layer)) for layer in self.slots]
             self._pointers = (native.LayerSlots * len(layers))(*layers)
         return self._pointers
 
     def swap(self, rows: int) -> tuple[Tensor, Tensor]:
-        """The ancestors so far, and where those of `rows` rows are to be written."""
+        """Returns the ancestors so far, and the memory for those of the next `rows` rows."""
         old, stride = self.ancestors, self.ancestors.size(1)
         if self.spare.size(0) < rows or self.spare.size(1) != stride:
             self.spare = old.new_empty(rows, stride)
@@ -111,7 +111,7 @@ class NativeBeams:
 
 
 def _moved(slots: Tensor, order: Tensor, capacity: int) -> Tensor:
-    """(B, H, N, d) -> (B, H, capacity, d), beginning with the slots `order` (B, kept)."""
+    """Moves the slots `order` (B, kept) to the front; (B, H, N, d) -> (B, H, capacity, d)."""
     batch, heads, room, width = slots.shape
     first = torch.arange(0, batch * heads * room, room).view(batch, heads, 1)
     rows = (first + order[:, None]).flatten()
@@ -121,7 +121,7 @@ def _moved(slots: Tensor, order: Tensor, capacity: int) -> Tensor:
 
 
 class NativeStepper(ModelStepper[NativeBeams]):
-    """The weights in the library's layout."""
+    """The stepper of the compiled library, with the weights in its layout."""
 
     def __init__(self, model: ReLUFormer) -> None:
         super().__init__(model)
@@ -149,7 +149,7 @@ class NativeStepper(ModelStepper[NativeBeams]):
 
     @staticmethod
     def refusal(model: ReLUFormer) -> str | None:
-        """Why `model` needs another stepper; None if it does not."""
+        """Returns why a model needs another stepper, or None if it does not."""
         weight, config = model.output_embedding.weight, model.config
         if unavailable() is not None:
             return unavailable()
@@ -215,7 +215,7 @@ class NativeStepper(ModelStepper[NativeBeams]):
         return native.best(rows, min(k, rows.size(1)))
 
     def _place(self, position: native.Position, number: int) -> None:
-        """What the model knows of the position's number."""
+        """Writes the encoding of the position's number."""
         config = self.model.config
         if config.positions == "rotary":
             if number >= self._cosines.size(0):
@@ -288,7 +288,7 @@ def _offset(weights: native.Weights, attention: Attention) -> int | None:
 
 
 def _visible_first(source: TokenSlots) -> tuple[Tensor, Tensor]:
-    """Keys and values (B, H, S, d) of the source, the visible ones before the others."""
+    """Returns keys and values (B, H, S, d) of the source, the visible ones before the others."""
     keys, values = source.keys.contiguous(), source.values.contiguous()
     if source.mask is None:
         return keys, values
@@ -297,5 +297,5 @@ def _visible_first(source: TokenSlots) -> tuple[Tensor, Tensor]:
 
 
 def stepper_of(model: ReLUFormer) -> ModelStepper[Any]:
-    """The fastest stepper for `model` as it is now: its device, its dtype, its rules."""
+    """Returns the fastest stepper for the device, the dtype and the rules that a model has now."""
     return NativeStepper(model) if NativeStepper.refusal(model) is None else TorchStepper(model)

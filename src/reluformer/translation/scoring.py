@@ -1,8 +1,7 @@
-"""How good translations are: BLEU, document BLEU and chrF, each with its recipe.
+"""Scores of translations: BLEU, document BLEU and chrF, each with its signature.
 
     scores = score(hypotheses, references)      # documents: lists of lists of sentences
     print(scores)                               # every figure with its sacreBLEU signature
-    compare(ours, theirs, references, metric="d_bleu").p_value
 
 All figures come from sacreBLEU, cased, with tokenizer 13a, on detokenized text:
 
@@ -10,7 +9,7 @@ All figures come from sacreBLEU, cased, with tokenizer 13a, on detokenized text:
     d_bleu    corpus BLEU, every document a line: its sentences joined by a space
     chrf      corpus chrF2, every sentence a line
 
-A flat file of sentences is a list of one-sentence documents.
+A flat file of sentences is a list of one-sentence documents. `significance` compares two systems.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ class MetricKind:
     label: str
     line: Line
     build: Callable[[bool], BLEU | CHRF]
-    """From `quiet`: sacreBLEU warns once about tokenized text, not again for every bucket."""
+    """Makes sacreBLEU's object; with True it does not warn about tokenized text."""
 
     def lines(self, documents: Documents) -> list[str]:
-        """The lines that the metric counts as segments."""
+        """Returns the lines that the metric counts as segments."""
         if self.line == "document":
             return [" ".join(document) for document in documents]
         return [sentence for document in documents for sentence in document]
@@ -60,7 +59,7 @@ METRICS: dict[MetricName, MetricKind] = {
 
 
 def metric_kind(name: str) -> MetricKind:
-    """The metric called `name`."""
+    """Returns the metric of this name."""
     for known, kind in METRICS.items():
         if known == name:
             return kind
@@ -68,7 +67,7 @@ def metric_kind(name: str) -> MetricKind:
 
 
 def check_documents(hypotheses: Documents, references: Documents, hypotheses_name: str = "hypotheses") -> None:
-    """Refuse what cannot be scored: nothing at all, or documents that do not match."""
+    """Raises an error for what cannot be scored: nothing at all, or documents that do not match."""
     for name, documents in ((hypotheses_name, hypotheses), ("references", references)):
         for number, document in enumerate(documents, 1):
             if isinstance(document, str):
@@ -97,12 +96,12 @@ REFERENCE_WORDS = "reference words"
 
 @dataclass(frozen=True)
 class Score:
-    """One figure from 0 to 100 with the recipe that made it."""
+    """One figure from 0 to 100, with the signature of its computation."""
 
     metric: MetricName
     value: float
     line: Line
-    """What sacreBLEU saw as one line; the signature does not tell."""
+    """What sacreBLEU took as one line, which the signature does not say."""
     signature: str
 
     @property
@@ -131,7 +130,7 @@ class Bucket:
 
     @property
     def label(self) -> str:
-        """`129-256`, or `1025+` for the last one."""
+        """The range as text: `129-256`, or `1025+` for the last bucket."""
         return f"{self.least}+" if self.most is None else f"{self.least}-{self.most}"
 
 
@@ -150,14 +149,14 @@ class Scores:
 
     @property
     def figures(self) -> tuple[Score, Score, Score]:
-        """BLEU, d-BLEU, chrF."""
+        """BLEU, d-BLEU and chrF, in this order."""
         return self.bleu, self.d_bleu, self.chrf
 
     def __str__(self) -> str:
         return "\n".join(str(figure) for figure in self.figures)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Returns plain data for JSON."""
         return {
             **{figure.metric: asdict(figure) for figure in self.figures},
             "documents": self.documents,
@@ -167,7 +166,7 @@ class Scores:
         }
 
     def table(self) -> Table:
-        """A table for the terminal; its caption holds the signatures."""
+        """Returns a table for the terminal; its caption holds the signatures."""
         table = Table(
             title=Text(f"documents by {self.length_unit}"),
             caption=Text(str(self)),
@@ -198,12 +197,27 @@ def score(
     lengths: Sequence[int] | None = None,
     length_unit: str | None = None,
 ) -> Scores:
-    """BLEU, d-BLEU and chrF of `hypotheses`, overall and by document length.
+    """Scores the translations of one system, overall and by document length.
 
-    A document falls into the first bucket whose border is not below its length. Lengths
-    are counted in words of the reference (split at white space), or given as `lengths`,
-    one a document, with a `length_unit` to print. Buckets double the work: without
-    borders, `length_borders=()`, there are none.
+    Args:
+        hypotheses: The translated documents, each a list of sentences.
+        references: The same documents in the same order, with as many sentences.
+        length_borders: The greatest length of each bucket; longer documents have a bucket of their own.
+            Buckets double the work: `()` makes none.
+        lengths: The length of each document; by default the words of its reference, split at white space.
+        length_unit: What `lengths` counts, for print.
+
+    Returns:
+        BLEU, d-BLEU and chrF with their signatures.
+
+    Raises:
+        DataError: The documents do not match, or there is nothing to score.
+        ArgumentError: The borders do not rise, or a unit is given without lengths.
+
+    Example:
+        >>> scores = score([["Das ist ein Haus ."]], [["Das ist ein Haus ."]])
+        >>> round(scores.chrf.value)
+        100
     """
     check_documents(hypotheses, references)
     if lengths is None:
@@ -256,18 +270,26 @@ def _buckets(
 
 
 def read_hypotheses(path: str | Path, *, like: Documents | None = None) -> list[list[str]]:
-    """Documents of sentences from JSON lines (`.jsonl`, `.ndjson`, also `.gz`), or text with one sentence a line.
+    """Reads translated documents from a file.
 
-    JSONL has one document a line, its sentences under "hyp" (or "tgt" where there is no
-    "hyp"). In text a blank line between others ends a document; a file without such lines is
-    a list of one-sentence documents. A translation may be empty, which looks like a blank line:
-    with `like`, the references, a text with as many lines as they have is cut as they are cut.
+    JSON lines (`.jsonl`, `.ndjson`, also `.gz`) have one document a line, with its sentences
+    under "hyp", or under "tgt" if there is no "hyp". Any other file is text with one sentence a
+    line, in which a blank line ends a document. A text without blank lines is a list of
+    one-sentence documents.
+
+    Args:
+        path: The file.
+        like: The references. A translation may be empty, which looks like a blank line; a text with as
+            many lines as the references have is therefore cut as they are.
+
+    Raises:
+        DataError: A line is not JSON, or lacks the sentences; the error names file and line.
     """
     return _read(Path(path), ("hyp", "tgt"), like)
 
 
 def read_references(path: str | Path) -> list[list[str]]:
-    """Documents as of `read_hypotheses`; in JSONL those under "tgt", also where a "hyp" stands beside it."""
+    """Reads documents like `read_hypotheses`; in JSONL always those under "tgt"."""
     return _read(Path(path), ("tgt",), None)
 
 
@@ -285,7 +307,7 @@ def _read(path: Path, keys: tuple[str, ...], like: Documents | None) -> list[lis
 
 
 def _document(line: str, keys: tuple[str, ...], place: str) -> list[str]:
-    """The sentences under the first of `keys` that a line of JSON has."""
+    """Returns the sentences under the first of `keys` that a line of JSON has."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
@@ -301,13 +323,13 @@ def _document(line: str, keys: tuple[str, ...], place: str) -> list[str]:
 
 
 def _without_blank_ends(lines: list[str]) -> list[str]:
-    """Blank lines before the first sentence and after the last part no documents."""
+    """Removes blank lines before the first sentence and after the last one, which separate no documents."""
     filled = [number for number, line in enumerate(lines) if line]
     return lines[filled[0] : filled[-1] + 1] if filled else []
 
 
 def _cut_like(lines: list[str], like: Documents) -> list[list[str]] | None:
-    """Documents as long as those of `like`, with or without a blank line between them."""
+    """Cuts lines into documents as long as those of `like`, with or without blank lines between."""
     for gap in (0, 1):
         if len(lines) != sum(len(document) + gap for document in like) - gap:
             continue

@@ -1,4 +1,7 @@
-"""Is one system better than another, or was it the choice of the test set?"""
+"""Significance: paired bootstrap resampling of two systems, with sacreBLEU's own test.
+
+compare(theirs, ours, references, metric="d_bleu").p_value
+"""
 
 from __future__ import annotations
 
@@ -50,17 +53,17 @@ class Comparison:
     samples: int
     seed: int
     lines: int
-    """How many lines were drawn from, with replacement; few lines make a weak test."""
+    """The number of lines that were drawn from, with replacement. Few lines make a weak test."""
     line: Line
     signature: str
 
     @property
     def difference(self) -> float:
-        """How much better `b` scores than `a`."""
+        """The score of `b` minus that of `a`."""
         return self.b.score - self.a.score
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Returns plain data for JSON."""
         estimates = {
             key: {**asdict(estimate), "interval": list(estimate.interval)}
             for key, estimate in (("a", self.a), ("b", self.b))
@@ -75,7 +78,7 @@ class Comparison:
         )
 
     def table(self) -> Table:
-        """A table for the terminal; its caption holds the signature."""
+        """Returns a table for the terminal; its caption holds the signature."""
         table = Table(
             title="paired bootstrap resampling",
             caption=Text(str(self)),
@@ -101,10 +104,22 @@ def compare(
     seed: int = 12345,
     names: tuple[str, str] = ("A", "B"),
 ) -> Comparison:
-    """Paired bootstrap resampling of two systems with sacreBLEU's own test.
+    """Compares two systems with paired bootstrap resampling.
 
-    Sentences are resampled for `bleu` and `chrf`, whole documents for `d_bleu`. The same
-    seed gives the same answer. Memory grows with samples × lines.
+    The same seed gives the same answer. Memory grows with samples times lines.
+
+    Args:
+        hypotheses_a: The documents of the baseline, each a list of sentences.
+        hypotheses_b: The documents of the other system.
+        references: The same documents in the same order, with as many sentences.
+        metric: "bleu" and "chrf" resample sentences, "d_bleu" whole documents.
+        samples: The number of resamples.
+        seed: The seed of the resamples.
+        names: The names of the two systems, for print.
+
+    Raises:
+        DataError: The documents do not match, or the test set is a single line.
+        ArgumentError: The samples or the seed are below 1.
     """
     kind = metric_kind(metric)
     check_documents(hypotheses_a, references, f"hypotheses of {names[0]}")
@@ -140,13 +155,13 @@ def _estimate(system: str, result: Result) -> Estimate:
 
 
 def _indistinct(first: Result, second: Result) -> bool:
-    """Every resample scored the same; sacreBLEU then counts no larger difference and says p = 1/(samples + 1)."""
+    """Whether every resample scored the same; sacreBLEU would then say p = 1/(samples + 1)."""
     return (first.score, first.mean, first.ci) == (second.score, second.mean, second.ci)
 
 
 @contextmanager
 def _sacrebleu_seed(seed: int) -> Iterator[None]:
-    """sacreBLEU takes its seed from the environment only; what was there is put back."""
+    """Sets sacreBLEU's seed, which it takes from the environment only, for the duration of the block."""
     with _seed_lock:
         before = os.environ.get("SACREBLEU_SEED")
         os.environ["SACREBLEU_SEED"] = str(seed)

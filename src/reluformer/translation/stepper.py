@@ -1,9 +1,9 @@
-"""A decoder that goes on by one position for several beams of each source at a time.
+"""Steppers: incremental decoders that advance all beams of all sources by one position.
 
-Two kinds of it decode with a model and give the same numbers: `TorchStepper` for every rule
-and device, and `NativeStepper`, one call of the compiled library for a whole position, where
-it can be used. `stepper_of` chooses. What decodes without a model, as an exported one does,
-is a `Stepper` of its own.
+Two steppers decode with a model and give the same numbers. `TorchStepper` takes every rule
+and device. `NativeStepper` computes a whole position with one call of the compiled library,
+where that can be used. `stepper_of` chooses between them. An exported model has a `Stepper`
+of its own.
 
 Shapes: B sources, K beams of each, R = B * K rows, V vocabulary.
 """
@@ -24,10 +24,10 @@ _GROUPS = 128
 
 
 class Beams(Protocol):
-    """What has been decoded so far."""
+    """The state of a stepper: what has been decoded so far."""
 
     def select(self, sources: Tensor) -> None:
-        """Keep these of the B sources, each with all of its beams."""
+        """Keeps these of the B sources, each with all of its beams."""
 
 
 State = TypeVar("State", bound=Beams)
@@ -39,27 +39,40 @@ class Stepper(ABC, Generic[State]):
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where the tokens must be."""
+        """The device that tokens must be on."""
 
     @abstractmethod
     def begin(self, source: Tensor, mask: Tensor | None, prefix: Tensor) -> tuple[Tensor, State]:
-        """Read sources (B, S) and the first tokens of their targets, `prefix` (B, T), T > 0, one beam of each.
+        """Reads sources and the first tokens of their targets, with one beam of each.
 
-        mask (B, S) is True at tokens, None = no padding. What may follow as in `step`, and the beams.
+        Args:
+            source: Token ids (B, S).
+            mask: True at tokens, (B, S); None without padding.
+            prefix: The first tokens of each target, (B, T), T > 0.
+
+        Returns:
+            The log-probabilities (B, V) of the next token, and the beams.
         """
 
     @abstractmethod
     def step(self, tokens: Tensor, parents: Tensor, beams: State) -> Tensor:
-        """Append `tokens` (R) to the beams `parents` (R, row numbers of the step before).
+        """Appends a token to each beam.
 
-        Log-probabilities (R, V) of what may follow, in at least single precision; the
-        caller may write to them, and the next step does. The rows of one source stand
-        together, as many for each; this may be another number than before, so one step
-        both branches and reorders.
+        The rows of one source stand together, and every source has as many. This number may
+        change from step to step, so one step both branches and reorders.
+
+        Args:
+            tokens: The token of each row, (R).
+            parents: The row of the step before that each row continues, (R).
+            beams: The beams, which are changed.
+
+        Returns:
+            The log-probabilities (R, V) of the next token, in at least single precision. The
+            caller may write to them; the next step overwrites them.
         """
 
     def best(self, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The k greatest of each of the rows that a step gave, in falling order, and their places; (R, k) each."""
+        """Returns the k greatest of each row (R, V) of a step in falling order, and their tokens; (R, k) each."""
         return best_tokens(rows, k)
 
 
@@ -67,14 +80,14 @@ AnyStepper = Stepper[Any]
 
 
 class ModelStepper(Stepper[State]):
-    """A model ready to decode. It holds copies of weights: make a new one after training on."""
+    """A stepper of a model. It copies weights, so make a new one when the model was trained further."""
 
     def __init__(self, model: ReLUFormer) -> None:
         self.model = model
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.model.output_embedding.weight.device
 
     @torch.inference_mode()
@@ -84,12 +97,12 @@ class ModelStepper(Stepper[State]):
 
     @abstractmethod
     def start(self, encoded: Encoded, prefix: Tensor) -> tuple[Tensor, State]:
-        """As `begin`, with sources that are encoded already."""
+        """Does what `begin` does with sources that are encoded already."""
 
 
 @contextmanager
 def evaluating(model: ReLUFormer) -> Iterator[ReLUFormer]:
-    """The model without dropout, for as long as the block lasts."""
+    """Switches the model to evaluation mode, without dropout, for the duration of the block."""
     was_training = model.training
     model.eval()
     try:
@@ -99,11 +112,11 @@ def evaluating(model: ReLUFormer) -> Iterator[ReLUFormer]:
 
 
 def best_tokens(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k greatest of each row (R, V) in falling order, and their places; (R, k) each.
+    """Returns the k greatest of each row (R, V) in falling order, and their tokens; (R, k) each.
 
-    `topk` looks at one number after the other. So the vocabulary is dealt out into groups,
-    whose maxima are found with vector instructions; the k best numbers are in the k groups
-    with the best maxima.
+    `topk` looks at one number after the other. So the vocabulary is divided into groups, whose
+    maxima are found with vector instructions. The k greatest numbers are in the k groups with
+    the greatest maxima.
     """
     rows, size = logits.shape
     depth = size // _GROUPS

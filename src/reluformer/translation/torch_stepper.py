@@ -1,13 +1,17 @@
-"""The decoder laid out for one position at a time, in torch: any rule, any device.
+"""The decoder's step in torch, for any rule and any device.
 
-`TorchStepper.step` follows `ReLUFormer.step` and is tested against it. It is faster because
+`TorchStepper.step` computes what `ReLUFormer.step` computes and is tested against it. It is
+faster for two reasons:
 
-* beams never move: the slots of all beams of a source lie in one cache, and each beam sees
-  those of its own ancestors. Choosing beams permutes a small table of what is visible,
-  and the beams of a source read their cache in one matrix product. As most beams soon have
-  no descendants, forgetting theirs keeps a cache about as long as a single prefix;
-* what is constant is done once: one matrix for query, key and value, the scale and gamma
-  in the query weights, row scales and padding in the values of the source.
+* Beams never move. The slots of all beams of a source lie in one cache, and each beam sees
+  those of its own ancestors. Choosing beams permutes a small table of what is visible, and
+  the beams of a source read their cache in one matrix product. Most beams soon have no
+  descendants; their slots are dropped, so a cache is about as long as a single prefix.
+* Constants are computed once: one matrix for query, key and value, the scale and gamma in
+  the query weights, row scales and padding in the values of the source.
+
+benchmarks/steppers.py measures the gain. For the preset `tiny`, 16 sources and 4 beams it is
+1.2 to 1.3 times for 32 target tokens, and 1.6 to 1.9 times for 128.
 
 Shapes: B sources, K beams of each, R = B * K rows, H heads, d head width, D width, N slots.
 """
@@ -32,64 +36,64 @@ Map = Callable[[Tensor], Tensor]
 
 
 class Visible(NamedTuple):
-    """Which slots each query sees and how many they are, as far as the reader needs it."""
+    """The slots that each query sees and their number, as far as the reader needs them."""
 
     table: Tensor | None
     n: Tensor | None
 
 
 class Source(NamedTuple):
-    """The slots of the encoded sources, (B, H, N, d) each, in the form that their reader wants."""
+    """The slots of the encoded sources, (B, H, N, d) each, in the form that their reader takes."""
 
     keys: Tensor
     values: Tensor
     visible: Visible
 
     def select(self, sources: Tensor) -> Source:
-        """Keep these of the B sources."""
+        """Keeps these of the B sources."""
         keys, values = self.keys.index_select(0, sources), self.values.index_select(0, sources)
         kept = (None if part is None else part.index_select(0, sources) for part in self.visible)
         return Source(keys, values, Visible(*kept))
 
 
 class Reader:
-    """Any rule, as it is registered."""
+    """The reader of any rule: it calls the rule itself."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
 
     def table(self, visible: Tensor) -> Tensor:
-        """Boolean visibility in the form that `read` wants."""
+        """Returns boolean visibility in the form that `read` takes."""
         return visible
 
     def seen(self, table: Tensor) -> Tensor:
-        """Back from `table`."""
+        """Returns boolean visibility from the form of `table`."""
         return table
 
     def visible(self, table: Tensor | None, n: Tensor) -> Visible:
-        """What all layers of a step share: `table` broadcasts to (B, H, K, N), n to (B, H, K, 1)."""
+        """Returns what all layers of a step share; `table` broadcasts to (B, H, K, N), n to (B, H, K, 1)."""
         return Visible(table, n)
 
     def source(self, slots: TokenSlots) -> Source:
-        """The encoded source, ready to be read at every step."""
+        """Prepares the encoded source for the reads of all steps."""
         table = None if slots.mask is None else self.table(slots.mask[:, None, None])
         visible = self.visible(table, _visible_counts(slots))
         return Source(slots.keys.contiguous(), slots.values.contiguous(), visible)
 
     def read(self, q: Tensor, keys: Tensor, values: Tensor, visible: Visible, offset: Tensor | None = None) -> Tensor:
-        """(B, H, K, d) queries, (B, H, N, d) keys and values -> (B, H, K, d); `offset` (1, H, 1, 1)."""
+        """Reads keys and values (B, H, N, d) with queries (B, H, K, d); `offset` (1, H, 1, 1) is added to scores."""
         scores = _products(q, keys.transpose(-1, -2))
         weights = self.weights(scores if offset is None else scores.add_(offset), visible)
         return _products(weights.to(values.dtype), values)
 
     def weights(self, scores: Tensor, visible: Visible) -> Tensor:
-        """(B, H, K, N) scores, which may be overwritten -> weights."""
+        """Returns the weights of scores (B, H, K, N), which may be overwritten."""
         assert visible.n is not None
         return self.rule.weights(scores.to(visible.n.dtype), visible.n, visible.table)
 
 
 class ReluReader(Reader):
-    """ReLU(s) times a factor of the row, which goes into the table, or with padding into a source's values."""
+    """The reader of ReLU times a row factor. The table, or the values of a source, hold the factor."""
 
     def __init__(self, rule: Rule, formula: Formula) -> None:
         super().__init__(rule)
@@ -117,7 +121,7 @@ class ReluReader(Reader):
 
 
 class SoftmaxReader(Reader):
-    """Softmax: the table is a bias, so low that hidden slots get exactly 0."""
+    """The reader of softmax. The table is a bias, so low that hidden slots get exactly 0."""
 
     def table(self, visible: Tensor) -> Tensor:
         return torch.zeros(visible.shape, device=visible.device).masked_fill_(~visible, -1e30)
@@ -133,7 +137,7 @@ class SoftmaxReader(Reader):
 
 
 def reader_of(rule: Rule) -> Reader:
-    """The reader for `rule`; a subclass that changes the mathematics falls back to the general one."""
+    """Returns the reader for a rule; one whose formula has no reader of its own gets the general one."""
     formula = formula_of(rule)
     if formula is not None and formula.is_relu:
         return ReluReader(rule, formula)
@@ -143,7 +147,7 @@ def reader_of(rule: Rule) -> Reader:
 
 
 def _visible_counts(slots: TokenSlots) -> Tensor:
-    """n of each source as the rules want it, (B, 1, 1, 1)."""
+    """Returns the number of visible slots of each source, (B, 1, 1, 1)."""
     batch, _, length, _ = slots.keys.shape
     exact = torch.float64 if slots.keys.dtype == torch.float64 else torch.float32
     if slots.mask is None:
@@ -152,12 +156,12 @@ def _visible_counts(slots: TokenSlots) -> Tensor:
 
 
 def _products(a: Tensor, b: Tensor) -> Tensor:
-    """Matrix products of each source and head; `bmm` starts quicker than `matmul`."""
+    """Multiplies the matrices of each source and head; `bmm` starts faster than `matmul`."""
     return torch.bmm(a.flatten(0, 1), b.flatten(0, 1)).view(*a.shape[:3], b.size(-1))
 
 
 class TorchBeams:
-    """What has been decoded: the slots of all beams that have descendants, and who sees which."""
+    """The slots of all beams that have descendants, and which beam sees which slot."""
 
     def __init__(self, slots: list[Tensor], sources: list[Source], table: Tensor, length: int) -> None:
         self.slots = slots  # of each layer: keys and values, (2, B, H, capacity, d)
@@ -169,7 +173,7 @@ class TorchBeams:
         self.logits = self.log_probabilities = self.own_slots = table.new_empty(0, 0)
 
     def select(self, sources: Tensor) -> None:
-        """Keep these of the B sources, each with all of its beams."""
+        """Keeps these of the B sources, each with all of its beams."""
         used, beams = self.table.size(1), self.table.size(0) // self.batch
         rows = (sources[:, None] * beams + torch.arange(beams, device=sources.device)).flatten()
         self.slots = [slots[:, :, :, :used].index_select(1, sources) for slots in self.slots]
@@ -178,7 +182,7 @@ class TorchBeams:
         self.batch = sources.numel()
 
     def make_room(self, new: int, seen: Callable[[Tensor], Tensor]) -> None:
-        """Room for `new` more slots of each source; where there is none, first forget what no beam sees."""
+        """Makes room for `new` more slots of each source; slots that no beam sees are dropped first."""
         if not self.slots or self.table.size(1) + new <= self.slots[0].size(3):
             return
         by_source = seen(self.table).view(self.batch, -1, self.table.size(1)).any(1)
@@ -196,7 +200,7 @@ class TorchBeams:
 
 
 class _Layer(NamedTuple):
-    """A decoder block as the maps that a step applies in turn."""
+    """A decoder block as the functions that a step applies in turn."""
 
     query_key_value: Map
     attention_output: Map
@@ -205,11 +209,11 @@ class _Layer(NamedTuple):
     feed_forward: Map
     norms: tuple[Map, Map, Map]
     offsets: tuple[Tensor | None, Tensor | None]
-    """Of the scores in self-attention and cross attention."""
+    """The offsets of the scores in self-attention and cross attention."""
 
 
 class TorchStepper(ModelStepper[TorchBeams]):
-    """Readers for the rules that are used most, and the rule itself for any other."""
+    """The stepper for every rule and device."""
 
     def __init__(self, model: ReLUFormer) -> None:
         super().__init__(model)
@@ -262,7 +266,7 @@ class TorchStepper(ModelStepper[TorchBeams]):
         return self._log_probabilities(self.model.decoder_norm(x), beams)
 
     def _log_probabilities(self, states: Tensor, beams: TorchBeams) -> Tensor:
-        """(R, D) -> (R, V), into memory that is made once."""
+        """Returns log-probabilities (R, V) of states (R, D), in memory that is allocated once."""
         if beams.logits.size(0) < states.size(0):
             beams.logits = states.new_empty(states.size(0), self._output.size(1))
             beams.log_probabilities = torch.empty_like(beams.logits, dtype=self.score_dtype)
@@ -279,7 +283,7 @@ class TorchStepper(ModelStepper[TorchBeams]):
         visible: Visible,
         offset: Tensor | None,
     ) -> Tensor:
-        """(R, 3D) -> (R, D): write the new slots, read all of the source's beams."""
+        """Writes the new slots and reads those of all beams of the source; (R, 3D) -> (R, D)."""
         batch, heads, used = beams.batch, self.model.config.heads, beams.table.size(1)
         parts = query_key_value.view(batch, -1, 3, heads, query_key_value.size(1) // (3 * heads))
         parts = parts.permute(2, 0, 3, 1, 4)  # (3, B, H, K, d)
@@ -293,20 +297,20 @@ class TorchStepper(ModelStepper[TorchBeams]):
         return _joined(self.reader.read(q, keys, values, visible, offset))
 
     def _source_read(self, query: Tensor, source: Source, offset: Tensor | None) -> Tensor:
-        """(R, D) -> (R, D)."""
+        """Reads the slots of the source; (R, D) -> (R, D)."""
         batch, heads, _, width = source.keys.shape
         q = query.view(batch, -1, heads, width).transpose(1, 2)
         return _joined(self.source_reader.read(q, *source, offset))
 
     def _own_slots(self, batch: int, width: int, beams: TorchBeams) -> Tensor:
-        """Of the K newest slots of its source, each row sees its own; (R, K)."""
+        """Returns the visibility (R, K) of the K newest slots of a source: each row sees its own."""
         if beams.own_slots.shape != (batch * width, width):
             diagonal = torch.eye(width, dtype=torch.bool, device=beams.table.device)
             beams.own_slots = self.reader.table(diagonal).repeat(batch, 1)
         return beams.own_slots
 
     def _position(self, position: int, x: Tensor) -> Rotation | Tensor:
-        """What is added to the embeddings at `position`, or how queries and keys are rotated there."""
+        """Returns what is added to the embeddings at a position, or the rotation of queries and keys there."""
         known = self._positions
         capacity = 0 if known is None else (known if isinstance(known, Tensor) else known.cos).size(0)
         if known is None or position >= capacity:
@@ -321,7 +325,7 @@ class TorchStepper(ModelStepper[TorchBeams]):
 
 
 def _joined(read: Tensor) -> Tensor:
-    """(B, H, K, d) -> (R, D)."""
+    """Joins the heads; (B, H, K, d) -> (R, D)."""
     batch, heads, beams, width = read.shape
     return read.transpose(1, 2).reshape(batch * beams, heads * width)
 
@@ -349,7 +353,7 @@ def _layer(block: Block) -> _Layer:
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> Map:
-    """x -> x weight^T + bias. For few rows the product is quicker with the weight laid out as (in, out)."""
+    """Returns x -> x weight^T + bias. For few rows the product is faster with the weight stored as (in, out)."""
     turned = weight.t().contiguous()
     if bias is None:
         return lambda x: torch.mm(x, turned)
@@ -366,7 +370,7 @@ def _then(norm: nn.Module, output: nn.Linear) -> Map:
 
 
 def query_with_scale(attention: Attention) -> tuple[Tensor, Tensor]:
-    """Weight and bias of the query with 1 / sqrt(d) and gamma in them."""
+    """Returns the weight and bias of the query, multiplied by 1 / sqrt(d) and gamma."""
     weight, bias = attention.query.weight, attention.query.bias
     width = weight.size(0) // attention.heads
     factor = weight.new_full((attention.heads, 1, 1), 1 / math.sqrt(width))
@@ -377,7 +381,7 @@ def query_with_scale(attention: Attention) -> tuple[Tensor, Tensor]:
 
 
 def _feed_forward(layer: FeedForward) -> Map:
-    """The plain FFN without module calls; whatever else the rule asks for, as the layer does it."""
+    """Returns the plain feed-forward layer without module calls; for other rules, the layer itself."""
     if layer.rule.output_norm is not None or formula_of(layer.rule) != Formula("relu"):
         return lambda x: layer(x)[0]
     keys, values = (_linear(part.weight, part.bias) for part in (layer.keys, layer.values))

@@ -1,4 +1,4 @@
-"""From a run to a folder that needs neither PyTorch nor this package to compute.
+"""Export of a run to ONNX: a folder that needs neither PyTorch nor this package to compute.
 
 The graphs are traced from the model's own code with the reference implementation of every
 read, and are compared with the model before they are kept: an export is right or refused.
@@ -35,24 +35,35 @@ from reluformer.translation.stepper import evaluating
 from reluformer.translation.translator import Translator, load_run
 
 OPSETS = range(18, 24)
-"""The first is what torch's exporter writes without converting, and what most tests use; every export is compared
-with PyTorch before it is written."""
+"""torch's exporter writes the first one without conversion. Every export is compared with PyTorch."""
 DEFAULT_OPSET = OPSETS[0]
 TOLERANCE = 1e-4
-"""Log-probabilities may differ by so much, times their own size where that exceeds one."""
+"""The allowed difference of log-probabilities, times their size where that exceeds one."""
 QUANTIZERS = ("int8",)
 LARGEST = 2**31
-"""Bytes that a single ONNX file can hold."""
+"""The number of bytes that a single ONNX file can hold."""
 _LENGTHS = (7, 3, 1)
-"""Tokens of the sources that are read together: with padding, and one that is as short as can be."""
+"""The tokens of the sources that are compared together; the shorter ones are padded."""
 
 
 def export_run(
     run: Path, out: Path, *, quantize: str | None = None, opset: int | None = None, force: bool = False
 ) -> dict[str, Any]:
-    """Export the model of `run` into the folder `out`; what was done, as plain data.
+    """Exports the model of a run.
 
-    `quantize="int8"` makes the linear layers compute in 8 bits. `force` replaces an earlier export.
+    Args:
+        run: The directory of a run.
+        out: The folder to write.
+        quantize: "int8" makes the linear layers compute in 8 bits; None keeps float32.
+        opset: The opset of the graphs; by default `DEFAULT_OPSET`.
+        force: If True, an earlier export at `out` is replaced.
+
+    Returns:
+        The folder, the options, the largest difference from PyTorch, and the size of each file.
+
+    Raises:
+        ArgumentError: An option is unknown, or ONNX cannot express the model.
+        StorageError: The run cannot be loaded, or `out` holds something else.
     """
     opset = _checked(quantize, opset)
     translator = load_run(run)
@@ -75,7 +86,7 @@ def export_run(
 
 
 def trace(graph: EncoderGraph | DecoderGraph, path: Path, opset: int) -> None:
-    """Write one graph as a single ONNX file."""
+    """Writes one graph as a single ONNX file."""
     with _quiet():
         program = torch.onnx.export(
             graph,
@@ -97,7 +108,7 @@ def trace(graph: EncoderGraph | DecoderGraph, path: Path, opset: int) -> None:
 
 
 def _checked(quantize: str | None, opset: int | None) -> int:
-    """The opset to use; refuse what is not known before any work is done."""
+    """Returns the opset to use; unknown options raise an error before any work is done."""
     if quantize is not None and quantize not in QUANTIZERS:
         raise UnknownNameError(f"unknown quantisation '{quantize}'; {nearest(quantize, QUANTIZERS)}")
     if opset is not None and opset not in OPSETS:
@@ -114,7 +125,7 @@ def _check_exportable(run: Path, model: ReLUFormer) -> None:
 
 
 def _check_room(out: Path, force: bool) -> None:
-    """Refuse to write where something else is."""
+    """Raises an error if something else is in the way."""
     if out.exists() and not out.is_dir():
         raise StorageError(f"{out}: is a file; name a folder to export to")
     if out.is_dir() and any(out.iterdir()):
@@ -125,7 +136,7 @@ def _check_room(out: Path, force: bool) -> None:
 
 
 def _write_graphs(model: ReLUFormer, directory: Path, opset: int) -> float:
-    """encoder.onnx and decoder.onnx, and how far they are from the model."""
+    """Writes encoder.onnx and decoder.onnx, and returns their largest difference from the model."""
     named = ", ".join(sorted({rule.name for rule in model.config.rules()}))
     way_out = "write the rule with operations of torch alone and without `if` on values, or use --to hf"
     try:
@@ -164,7 +175,7 @@ def _manifest(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch's exporter tells those who work on it."""
+    """Silences the messages of torch's exporter that are meant for its developers."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)  # among others: torchvision is not installed
@@ -181,7 +192,7 @@ def _quiet() -> Iterator[None]:
 
 @torch.inference_mode()
 def largest_difference(model: ReLUFormer, encoder: Path, decoder: Path) -> tuple[float, float]:
-    """The largest difference of a log-probability, and the largest log-probability itself.
+    """Returns the largest difference of a log-probability, and the largest log-probability itself.
 
     Random sources go through the lengths that tracing could have fixed by mistake: a prefix
     of many tokens, single steps, beams that branch, and a source alone.
@@ -195,7 +206,7 @@ def largest_difference(model: ReLUFormer, encoder: Path, decoder: Path) -> tuple
 def _walk(
     model: ReLUFormer, stepper: OnnxStepper, tokens: _Tokens, lengths: tuple[int, ...], beams: tuple[int, ...]
 ) -> tuple[float, float]:
-    """Decode a prefix, then a position with each of these numbers of beams."""
+    """Decodes a prefix, then a position with each of these numbers of beams."""
     sources = len(lengths)
     source, mask = tokens(sources, max(lengths)), torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     prefix = tokens(sources, 4 if sources > 1 else 1)
@@ -216,7 +227,7 @@ def _walk(
 
 
 def _expected(model: ReLUFormer, prefix: Tensor, encoded: Encoded) -> Tensor:
-    """Log-probabilities after `prefix` (R, T) by the model's full pass."""
+    """Returns the log-probabilities after `prefix` (R, T) from a full pass of the model."""
     times = prefix.size(0) // encoded.states.size(0)
     assert encoded.mask is not None
     states, mask = encoded.states.repeat_interleave(times, 0), encoded.mask.repeat_interleave(times, 0)
@@ -225,7 +236,7 @@ def _expected(model: ReLUFormer, prefix: Tensor, encoded: Encoded) -> Tensor:
 
 
 class _Tokens:
-    """Random ids of a vocabulary, the same in every run."""
+    """A source of random token ids, the same in every run."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -236,7 +247,7 @@ class _Tokens:
 
 
 def quantize_graph(path: Path, kind: str) -> None:
-    """Rewrite the graph in `path`: weights in 8 bits by column, activations in 8 bits as they come."""
+    """Rewrites the graph in `path` with 8-bit weights, scaled by column, and 8-bit activations, scaled at run time."""
     assert kind in QUANTIZERS
     onnx.save(_with_own_output_matrix(onnx.load(path)), path)
     logger = logging.getLogger()
@@ -256,7 +267,7 @@ def quantize_graph(path: Path, kind: str) -> None:
 
 
 def _with_own_output_matrix(model: ModelProto) -> ModelProto:
-    """x W^T as a product with a matrix of its own: onnxruntime would turn W itself, which embeds tokens, too."""
+    """Gives x W^T a matrix of its own, because onnxruntime would transpose W itself, which also embeds tokens."""
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
     for place, node in enumerate(model.graph.node):
         if node.op_type != "Gemm" or node.input[1] not in weights:

@@ -25,7 +25,7 @@ Axes = dict[int, str]
 
 
 class EncoderGraph(nn.Module):
-    """source (B, S), mask (B, S) -> keys and values (B, H, S, d) of each decoder layer."""
+    """The encoder: source (B, S), mask (B, S) -> keys and values (B, H, S, d) of each decoder layer."""
 
     inputs = ("source", "mask")
 
@@ -40,16 +40,16 @@ class EncoderGraph(nn.Module):
         return tuple(part for layer in slots for part in (layer.keys, layer.values))
 
     def example(self) -> tuple[Tensor, ...]:
-        """Inputs to trace with: every axis that varies has a length of its own."""
+        """Returns inputs to trace with, in which every axis that varies has a length of its own."""
         return torch.zeros(2, 3, dtype=torch.long), torch.ones(2, 3, dtype=torch.bool)
 
     def axes(self) -> tuple[Axes, ...]:
-        """The names of the axes that vary."""
+        """Returns the names of the axes that vary."""
         return ({0: "batch", 1: "source"},) * 2
 
 
 class DecoderGraph(nn.Module):
-    """tokens (B, K, T), parents (B, K), mask, slots -> logits (B, K, V) after the last token, and all slots."""
+    """The decoder: tokens (B, K, T), parents (B, K), mask, slots -> logits (B, K, V) of the next token, all slots."""
 
     def __init__(self, model: ReLUFormer) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class DecoderGraph(nn.Module):
         return logits, *(part for cache in caches for part in cache.parts)
 
     def example(self) -> tuple[Tensor | list[Slots], ...]:
-        """Inputs to trace with: every axis that varies has a length of its own."""
+        """Returns inputs to trace with, in which every axis that varies has a length of its own."""
         config = self.model.config
         sources, beams, new, source, rows, before = 2, 3, 4, 5, 7, 8
 
@@ -86,7 +86,7 @@ class DecoderGraph(nn.Module):
         return tokens, parents, mask, slots(sources, source), slots(rows, before)
 
     def axes(self) -> tuple[Axes | list[tuple[Axes, Axes]], ...]:
-        """The names of the axes that vary."""
+        """Returns the names of the axes that vary."""
         layers = self.model.config.decoder_layers
         cross: Axes = {0: "batch", 2: "source"}
         past: Axes = {0: "rows", 2: "past"}
@@ -100,7 +100,7 @@ class DecoderGraph(nn.Module):
 
 
 class AppendedSlots(SlotCache):
-    """The slots so far and the new ones as new tensors: a graph has no buffers to write to."""
+    """A cache that makes new tensors, because a graph has no buffers to write to."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         super().__init__()

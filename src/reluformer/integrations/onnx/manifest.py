@@ -26,39 +26,39 @@ __all__ = ["DECODER", "ENCODER", "MANIFEST", "Manifest"]
 
 @dataclass(frozen=True)
 class Manifest:
-    """What onnx.json says beside its format."""
+    """The content of onnx.json, without its format."""
 
     reluformer: str
-    """The version that exported."""
+    """The version of this package that wrote the export."""
     torch: str
     opset: int
     quantize: str | None
     languages: tuple[str, str]
-    """What is translated from and into."""
+    """The source and the target language."""
     tokenizer: str
-    """Fingerprint: SHA-256 of tokenizer.json."""
+    """The fingerprint of the tokenizer: SHA-256 of tokenizer.json."""
     files: dict[str, str]
-    """SHA-256 of each graph."""
+    """The SHA-256 of each graph."""
     max_difference: float
-    """Between log-probabilities of PyTorch and of the float32 graphs, found when exporting."""
+    """The largest difference between log-probabilities of PyTorch and of the float32 graphs."""
     decoding: dict[str, Any]
-    """`DecodingConfig` of the run."""
+    """The `DecodingConfig` of the run."""
     model: dict[str, Any]
-    """`ModelConfig` of the run, to be read by people: the graphs hold all of it."""
+    """The `ModelConfig` of the run, for information; the graphs hold all of it."""
 
 
 def is_export(directory: Path) -> bool:
-    """Whether `directory` is meant to be an ONNX export."""
+    """Whether a directory is an ONNX export."""
     return (directory / MANIFEST).is_file()
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Declare the export in `directory` complete."""
+    """Writes onnx.json, which declares the export complete."""
     files.write_json(directory / MANIFEST, {"format": FORMAT, "kind": KIND, **asdict(manifest)})
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """onnx.json, or an error that says what the directory is instead."""
+    """Reads onnx.json; the error says what the directory is instead."""
     path = directory / MANIFEST
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -83,7 +83,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def check_files(directory: Path, manifest: Manifest) -> None:
-    """Refuse graphs that are not the ones that were exported."""
+    """Raises an error if the graphs are not those that were exported."""
     for name in (ENCODER, DECODER):
         path = directory / name
         if not path.is_file():
@@ -95,7 +95,7 @@ def check_files(directory: Path, manifest: Manifest) -> None:
 
 
 def load_tokenizer(directory: Path, manifest: Manifest) -> Tokenizer:
-    """The tokenizer that the model was trained with; no other."""
+    """Loads the tokenizer; one of another model raises an error."""
     tokenizer = Tokenizer.load(directory)
     if tokenizer.fingerprint != manifest.tokenizer:
         raise StorageError(
@@ -106,7 +106,7 @@ def load_tokenizer(directory: Path, manifest: Manifest) -> Tokenizer:
 
 
 def decoding_config(directory: Path, manifest: Manifest) -> DecodingConfig:
-    """How the run was told to search."""
+    """Returns the decoding settings of the run."""
     try:
         return DecodingConfig.parse(manifest.decoding, where=f"{directory / MANIFEST}: decoding")
     except ConfigError as error:
@@ -114,6 +114,6 @@ def decoding_config(directory: Path, manifest: Manifest) -> DecodingConfig:
 
 
 def sha256(path: Path) -> str:
-    """Of the file's content."""
+    """Returns the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -22,10 +22,17 @@ from reluformer.translation.translator import Translator
 
 
 def load(directory: str | Path, **decoding: Any) -> Translator:
-    """The translator exported to `directory`, on the CPU; `decoding` changes keys of `DecodingConfig`.
+    """Loads the translator of an ONNX export, on the CPU.
 
-    Documents, streams and n-best lists as with `reluformer.load`. What asks for the PyTorch
-    model, such as scores of given translations, is refused.
+    It translates documents, streams and n-best lists like that of a run. What needs the PyTorch
+    model, such as scores of given translations, raises an error.
+
+    Args:
+        directory: The folder of the export.
+        **decoding: Keys of `DecodingConfig` that differ from the settings of the run.
+
+    Raises:
+        StorageError: The folder is no export, or a file of it is missing, damaged or exchanged.
     """
     directory = Path(directory)
     found = manifest.read_manifest(directory)
@@ -42,7 +49,7 @@ def load(directory: str | Path, **decoding: Any) -> Translator:
 
 
 class OnnxBeams:
-    """What has been decoded: the slots of the sources and of all rows of the last step."""
+    """The slots of the sources, and of all rows of the last step."""
 
     def __init__(self, mask: Tensor, cross: list[Tensor]) -> None:
         self.mask = mask  # (B, S)
@@ -62,14 +69,14 @@ class OnnxBeams:
         self._fixed = {}
 
     def fixed(self, names: list[str]) -> Mapping[str, OrtValue]:
-        """The inputs that stay the same from step to step; `names` are those of `cross`."""
+        """Returns the inputs that stay the same from step to step; `names` are those of `cross`."""
         if not self._fixed:
             self._fixed = {"mask": _value(self.mask), **dict(zip(names, map(_value, self.cross), strict=True))}
         return self._fixed
 
 
 class OnnxStepper(Stepper[OnnxBeams]):
-    """Two sessions on the CPU, with as many threads as torch has when they are opened."""
+    """The stepper of an export: two sessions on the CPU, with as many threads as torch has when they are opened."""
 
     def __init__(self, encoder: Path, decoder: Path) -> None:
         self._encoder, self._decoder = session_of(encoder), session_of(decoder)
@@ -99,7 +106,7 @@ class OnnxStepper(Stepper[OnnxBeams]):
         return self._append(tokens.view(sources, -1, 1), rows.view(sources, -1), beams)
 
     def encode(self, source: Tensor, mask: Tensor | None) -> OnnxBeams:
-        """Sources (B, S), of which nothing is decoded yet."""
+        """Encodes sources (B, S)."""
         mask = torch.ones_like(source, dtype=torch.bool) if mask is None else mask
         found = self._encoder.run(self._cross, {"source": source.numpy(), "mask": mask.numpy()})
         beams = OnnxBeams(mask, [torch.from_numpy(part) for part in found])
@@ -108,7 +115,7 @@ class OnnxStepper(Stepper[OnnxBeams]):
         return beams
 
     def logits(self, tokens: Tensor, parents: Tensor, beams: OnnxBeams) -> Tensor:
-        """Append `tokens` (B, K, T) to the rows `parents` (B, K) of the last step; (B, K, V)."""
+        """Appends `tokens` (B, K, T) to the rows `parents` (B, K) of the last step, and returns logits (B, K, V)."""
         past = dict(zip(self._past, beams.past, strict=True))
         varying = {"tokens": _value(tokens), "parents": _value(parents)}
         feeds = {**varying, **beams.fixed(self._cross), **past}
@@ -120,7 +127,7 @@ class OnnxStepper(Stepper[OnnxBeams]):
         return torch.log_softmax(self.logits(tokens, parents, beams).flatten(0, 1), 1)
 
     def _check_tokens(self, name: str, tokens: Tensor) -> None:
-        """A graph would take a negative id for one counted from the end."""
+        """Raises an error for ids outside the vocabulary; a graph would count a negative one from the end."""
         if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.vocab_size:
             raise ArgumentError(
                 f"{name} holds token ids from {int(tokens.min())} to {int(tokens.max())}, the vocabulary has ids 0 to "
@@ -129,7 +136,7 @@ class OnnxStepper(Stepper[OnnxBeams]):
 
 
 def session_of(path: Path) -> onnxruntime.InferenceSession:
-    """A graph ready to run on the CPU."""
+    """Opens a graph on the CPU."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.inter_op_num_threads = 1
@@ -146,6 +153,6 @@ def session_of(path: Path) -> onnxruntime.InferenceSession:
 
 
 def _value(tensor: Tensor) -> OrtValue:
-    """The same memory for onnxruntime."""
+    """Returns a tensor for onnxruntime, in the same memory where it can be."""
     array: np.ndarray = tensor.contiguous().numpy()
     return OrtValue.ortvalue_from_numpy(array)

@@ -1,4 +1,4 @@
-"""The decoder's step as C structs: what `decoder.h` declares, field by field, and the calls that take them."""
+"""The C structs of the decoder's step, as `decoder.h` declares them, and the calls that take them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ READ_RELU, READ_SOFTMAX, READ_RELU_EXP = range(3)
 
 
 class Linear(Structure):
-    """y = x W^T + bias, the weight laid out in panels."""
+    """A linear layer y = x W^T + bias, with the weight in panels."""
 
     _fields_ = (("panels", c_void_p), ("bias", c_void_p), ("inputs", c_int64), ("outputs", c_int64))
 
@@ -126,7 +126,7 @@ class Weights:
         self._kept: list[Any] = []
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """weight: (out, in)."""
+        """Returns a linear layer from a weight (out, in)."""
         outputs, inputs = weight.shape
         weight = weight.detach().contiguous()
         panels = torch.empty(loaded().panel_floats(self.path, inputs, outputs))
@@ -134,32 +134,32 @@ class Weights:
         return Linear(self.pointer(panels), None if bias is None else self.pointer(bias), inputs, outputs)
 
     def norm(self, norm: nn.Module) -> Norm:
-        """A LayerNorm, or nothing."""
+        """Returns a LayerNorm, or an empty struct for any other module."""
         if not isinstance(norm, nn.LayerNorm):
             return Norm(None, None, 0.0)
         return Norm(self.pointer(norm.weight), self.pointer(norm.bias), norm.eps)
 
     def pointer(self, tensor: Tensor) -> int:
-        """The address of a contiguous copy or of the tensor itself."""
+        """Returns the address of the tensor, or of a contiguous copy."""
         tensor = tensor.detach().contiguous()
         self._kept.append(tensor)
         return tensor.data_ptr()
 
     def layers(self, layers: Sequence[DecoderLayer]) -> Any:
-        """An array of them."""
+        """Returns an array of layers."""
         array = (DecoderLayer * len(layers))(*layers)
         self._kept.append(array)
         return array
 
 
 def decode(decoder: Decoder, position: Position) -> None:
-    """Log-probabilities of all rows of `position`; its new slots and ancestors are written, too."""
+    """Computes one position: writes the log-probabilities of its rows, its new slots and its ancestors."""
     if loaded().decode(ctypes.byref(decoder), ctypes.byref(position)):
         raise MemoryError("no memory for one position of the decoder; translate smaller batches")
 
 
 def best(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k greatest of each row (R, V), contiguous, in falling order, and their places; (R, k) each."""
+    """Returns the k greatest of each row (R, V), contiguous, in falling order, and their places; (R, k) each."""
     count, size = rows.shape
     values, places = torch.empty(count, k), torch.empty(count, k, dtype=torch.long)
     library, threads = loaded(), torch.get_num_threads()
