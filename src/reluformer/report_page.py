@@ -1,4 +1,4 @@
-"""One HTML page that stands alone: text, tables and inline SVG; no scripts, no external requests, prints well."""
+"""The HTML page of a report, which stands alone: text, tables and inline SVG, without scripts or external requests."""
 
 from __future__ import annotations
 
@@ -12,17 +12,26 @@ FONTS: dict[Any, Any] = {
     "font.size": 10,
     "svg.hashsalt": "reluformer",
 }
-"""Text stays text in an SVG, so that it can be searched and scaled; the same picture is the same file."""
+"""Settings of matplotlib: text stays text in an SVG, and the same picture is always the same file."""
 
 
 def page(title: str, body: str) -> str:
-    """The whole document."""
+    """Returns the whole document.
+
+    Args:
+        title: The title, as plain text.
+        body: The body, as HTML.
+
+    Example:
+        >>> page("A & B", "<p>text</p>").startswith("<!doctype html>")
+        True
+    """
     head = f"<!doctype html><html lang=en><head><meta charset=utf-8><title>{html.escape(title)}</title>{STYLE}</head>"
     return f"{head}<body>{body}</body></html>\n"
 
 
 def inline_svg(figure: Any) -> str:
-    """A matplotlib figure as an element of the page."""
+    """Returns a matplotlib figure as an SVG element for the page."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     svg = buffer.getvalue()

@@ -1,10 +1,10 @@
-"""Rules that only the study needs: controls that could explain a difference away.
+"""Controls: rules that only the study needs, as they could explain a difference between other rules.
 
-softmax_sqrt    softmax * sqrt(n)              the read has the size of a ReLU read, softmax is unchanged
-softmax_scaled  softmax * exp(g), g learned    the layer finds the size by itself
-relu_ln         LayerNorm on a ReLU read       what of `softmax_ln` is the norm's doing, and not softmax's
+softmax_sqrt    softmax * sqrt(n)              gives a softmax read the size of a ReLU read
+softmax_scaled  softmax * exp(g), g learned    lets the layer learn the size
+relu_ln         LayerNorm on a ReLU read       shows which part of `softmax_ln` is due to the norm
 
-`register()` makes them known; a process that never runs the study does not see them.
+`register()` registers them by name; a process that never runs the study does not see them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from reluformer.rules import OutputNorm, Rowwise
 
 @dataclass(frozen=True)
 class SoftmaxSqrt(Rowwise):
-    """softmax times the square root of the number of visible slots. Not a `Softmax`: no fused kernel has the factor."""
+    """The rule softmax times the square root of the number of visible slots.
+
+    It is not a `Softmax`, as no fused kernel has the factor.
+    """
 
     def normalize(self, scores: Tensor, visible: Tensor) -> Tensor:
         return rules.get("softmax").weights(scores, torch.ones(()), visible if visible.ndim else None)
@@ -32,20 +35,20 @@ class SoftmaxSqrt(Rowwise):
 
 @dataclass(frozen=True)
 class SoftmaxScaled(rules.Softmax):
-    """softmax, then one learned factor on what was read."""
+    """The rule softmax with one learned factor on the read."""
 
     output_norm: ClassVar[OutputNorm | None] = "learned_scale"
 
 
 @dataclass(frozen=True)
 class ReluLN(rules.ReluPlain):
-    """ReLU(s), then a LayerNorm on what was read, as `softmax_ln` has it."""
+    """The rule ReLU(s) with a LayerNorm on the read, as `softmax_ln` has it."""
 
     output_norm: ClassVar[OutputNorm | None] = "layer_norm"
 
 
 def register() -> None:
-    """Make the controls known by name."""
+    """Register the controls by name."""
     rules.register("softmax_sqrt")(SoftmaxSqrt)
     rules.register("softmax_scaled")(SoftmaxScaled)
     rules.register("relu_ln")(ReluLN)
