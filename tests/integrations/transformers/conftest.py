@@ -86,6 +86,23 @@ def family(request: pytest.FixtureRequest) -> Family:
     return FAMILIES[request.param]
 
 
+@pytest.fixture(params=[name for name, family in FAMILIES.items() if family.causal])
+def decoder(request: pytest.FixtureRequest) -> Family:
+    """A family with a decoder."""
+    return FAMILIES[request.param]
+
+
+# Marian's source positions count from the left, padding included, so padding there does change them
+@pytest.fixture(
+    params=[(name, side) for name in FAMILIES for side in ("left", "right") if (name, side) != ("marian", "left")],
+    ids="-".join,
+)
+def padded_side(request: pytest.FixtureRequest) -> tuple[Family, str]:
+    """A family and the side on which it can be padded."""
+    name, side = request.param
+    return FAMILIES[name], side
+
+
 @pytest.fixture(scope="session")
 def families() -> dict[str, Family]:
     return FAMILIES
