@@ -1,4 +1,4 @@
-"""What goes wrong for a user: what it is, where, and what to do about it.
+"""The errors that a user can cause; each message says what is wrong, where, and what to do.
 
 Every error that a user can cause is a `ReluformerError`; the command line prints its
 message without a traceback. Subclasses also derive from the built-in error that a
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 
 class ReluformerError(Exception):
-    """Base of all errors that a user can cause and mend."""
+    """The base of all errors that a user can cause and fix."""
 
 
 class ArgumentError(ReluformerError, ValueError):
@@ -40,7 +40,12 @@ class MissingExtraError(ReluformerError, ImportError):
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """A hint for a mistyped `name`: the closest valid one, then all of them."""
+    """Returns a hint for a mistyped name: the closest valid one, then all of them.
+
+    Example:
+        >>> nearest("sofmax", ["relu", "softmax"])
+        "did you mean 'softmax'? valid: relu, softmax"
+    """
     names = sorted(valid)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean '{close[0]}'? " if close else ""

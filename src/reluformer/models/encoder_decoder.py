@@ -28,14 +28,14 @@ from reluformer.models.config import ModelConfig
 
 
 class Output(NamedTuple):
-    """Logits (B, T, V), and by name the row statistics of each attention when asked for."""
+    """The logits (B, T, V), and the row statistics of each attention by name, if they were asked for."""
 
     logits: Tensor
     reads: dict[str, RowStats]
 
 
 class Encoded(NamedTuple):
-    """What the decoder needs to know of a source."""
+    """What the decoder needs to know about a source."""
 
     states: Tensor  # (B, S, D)
     mask: Tensor | None  # (B, S), None = no padding
@@ -43,7 +43,7 @@ class Encoded(NamedTuple):
 
 
 class DecoderState:
-    """What has been decoded so far: the cached slots of each layer, and the source's slots."""
+    """The state of step-by-step decoding: the cached slots of each layer, and the slots of the source."""
 
     def __init__(self, source: list[TokenSlots]) -> None:
         self.source = source
@@ -51,13 +51,21 @@ class DecoderState:
         self.length = 0
 
     def reorder(self, rows: Tensor) -> None:
-        """Keep these rows of the decoded batch; the source's slots stay as they are."""
+        """Keeps these rows of the decoded batch; the slots of the source stay as they are."""
         for cache in self.caches:
             cache.reorder(rows)
 
 
 class ReLUFormer(nn.Module):
-    """Encoder-decoder with a rule for each kind of memory; see `ModelConfig`."""
+    """An encoder-decoder with a rule for each kind of memory; see `ModelConfig`.
+
+    Example:
+        >>> from reluformer.models.config import ModelConfig
+        >>> model = ReLUFormer(ModelConfig(vocab_size=50, width=16, heads=2, slots=32))
+        >>> source, target = torch.randint(50, (2, 5)), torch.randint(50, (2, 3))
+        >>> model(source, target).logits.shape
+        torch.Size([2, 3, 50])
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -83,17 +91,23 @@ class ReLUFormer(nn.Module):
             nn.init.normal_(embedding.weight, std=config.width**-0.5)
 
     def forward(self, source: Tensor, target: Tensor, source_mask: Tensor | None = None, stats: bool = False) -> Output:
-        """Logits for the token after each of `target` (B, T), given `source` (B, S).
+        """Returns the logits of the token after each position of `target`.
 
-        source_mask (B, S) is True at tokens, None = no padding. Padding on the right of
-        `target` needs no mask: no earlier position can see it.
+        Args:
+            source: (B, S) token ids.
+            target: (B, T) token ids. Padding on the right needs no mask: no earlier position can see it.
+            source_mask: (B, S), True at tokens; None = no padding.
+            stats: Whether to return the row statistics of each attention.
+
+        Raises:
+            ArgumentError: A shape or type does not fit, or a token id lies outside the vocabulary.
         """
         encoded = self.encode(source, source_mask, stats)
         states, reads = self.decode(target, encoded, stats)
         return Output(self.logits(states), {**encoded.reads, **reads})
 
     def encode(self, source: Tensor, mask: Tensor | None = None, stats: bool = False) -> Encoded:
-        """(B, S) tokens -> (B, S, D) states."""
+        """Encodes tokens (B, S) as states (B, S, D); `mask` (B, S) is True at tokens, None = no padding."""
         self._check_tokens("source", source)
         if mask is not None and (mask.dtype != torch.bool or mask.shape != source.shape):
             raise ArgumentError(
@@ -108,7 +122,7 @@ class ReLUFormer(nn.Module):
         return Encoded(self.encoder_norm(x), mask, reads)
 
     def decode(self, target: Tensor, encoded: Encoded, stats: bool = False) -> tuple[Tensor, dict[str, RowStats]]:
-        """(B, T) tokens -> (B, T, D) states, each knowing its own prefix and the source."""
+        """Decodes tokens (B, T) to states (B, T, D), each of which knows its own prefix and the source."""
         self._check_tokens("target", target)
         if target.size(0) != encoded.states.size(0):
             raise ArgumentError(f"target has {target.size(0)} rows, source has {encoded.states.size(0)}")
@@ -121,17 +135,17 @@ class ReLUFormer(nn.Module):
         return self.decoder_norm(x), reads
 
     def logits(self, states: Tensor) -> Tensor:
-        """(..., D) -> (..., V)."""
+        """Returns the logits (..., V) of states (..., D)."""
         return F.linear(states, self.output_embedding.weight)
 
     def start(self, encoded: Encoded) -> DecoderState:
-        """Begin to decode step by step."""
+        """Starts to decode step by step."""
         return DecoderState([block.source_slots(encoded.states, encoded.mask) for block in self._decoder_blocks()])
 
     def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
-        """Append tokens (B * beams, T) to `state`; states (B * beams, T, D) of the new positions.
+        """Appends tokens (B * beams, T) to `state` and returns the states (B * beams, T, D) of the new positions.
 
-        The rows of one source stand together. Equal to `decode` on the whole prefix.
+        The rows of one source stand together. The result is equal to that of `decode` on the whole prefix.
         """
         x, turn = self._embed(self.target_embedding, tokens, first=state.length)
         for block, cache, source in zip(self._decoder_blocks(), state.caches, state.source, strict=True):
@@ -141,16 +155,20 @@ class ReLUFormer(nn.Module):
         return states
 
     def parameter_count(self) -> int:
-        """Trainable numbers, shared ones counted once."""
+        """Returns the number of trainable values; shared ones count once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def save(self, directory: str | Path) -> None:
-        """Write config.json and model.safetensors into `directory`."""
+        """Writes config.json and model.safetensors into `directory`."""
         storage.save(Path(directory), self.config, self.state_dict())
 
     @classmethod
     def load(cls, directory: str | Path) -> Self:
-        """The model saved in `directory`, exactly."""
+        """Returns the model saved in `directory`, exactly.
+
+        Raises:
+            StorageError: The directory holds no model, or a damaged one.
+        """
         config = storage.load_config(Path(directory))
         model = cls(config)
         storage.load_weights(Path(directory), model)
@@ -162,7 +180,7 @@ class ReLUFormer(nn.Module):
             yield block
 
     def _embed(self, table: nn.Embedding, tokens: Tensor, first: int) -> tuple[Tensor, Rotation | None]:
-        """Embeddings of variance one with their positions, or the rotation that replaces these."""
+        """Returns embeddings of variance one with their positions, or with the rotation that replaces these."""
         width, length = self.config.width, tokens.size(1)
         x = table(tokens) * math.sqrt(width)
         if self.config.positions == "rotary":

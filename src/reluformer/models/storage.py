@@ -28,7 +28,17 @@ KIND = "reluformer"
 
 
 def save(directory: Path, config: ModelConfig, state: Mapping[str, Tensor], tokenizer: str | None = None) -> None:
-    """Write a model; tensors that are shared are written once. `tokenizer` is its fingerprint."""
+    """Writes a model; shared tensors are written once.
+
+    Args:
+        directory: Where to write.
+        config: The configuration of the model.
+        state: Its tensors by name.
+        tokenizer: The fingerprint of the tokenizer that the model was trained with.
+
+    Raises:
+        StorageError: The files cannot be written, or a rule has no name that a file could keep.
+    """
     try:
         for rule in config.rules():  # one that no file can name would come back as another
             rules.spec(rule)
@@ -43,13 +53,13 @@ def save(directory: Path, config: ModelConfig, state: Mapping[str, Tensor], toke
 
 
 def tokenizer_fingerprint(directory: Path) -> str | None:
-    """Which tokenizer the saved model was trained with; None where it was saved without one."""
+    """Returns the fingerprint of the tokenizer that a saved model was trained with; None if it was saved without."""
     fingerprint = _content(directory).get("tokenizer")
     return fingerprint if isinstance(fingerprint, str) else None
 
 
 def load_config(directory: Path) -> ModelConfig:
-    """The configuration of a saved model."""
+    """Returns the configuration of a saved model; raises `StorageError` if there is none."""
     path = directory / CONFIG
     values = _content(directory).get("model")
     if not isinstance(values, dict):
@@ -61,7 +71,7 @@ def load_config(directory: Path) -> ModelConfig:
 
 
 def _content(directory: Path) -> dict[str, Any]:
-    """config.json, or an error that says what the directory is instead."""
+    """Returns the content of config.json, or raises an error that says what the directory is instead."""
     if not directory.is_dir():
         raise StorageError(f"{directory}: no such directory; give the one that holds {CONFIG} and {WEIGHTS}")
     path = directory / CONFIG
@@ -81,7 +91,11 @@ def _content(directory: Path) -> dict[str, Any]:
 
 
 def load_weights(directory: Path, model: nn.Module) -> None:
-    """Fill `model` with the saved weights, exactly; every one of them must fit and be finite."""
+    """Fills `model` with the saved weights, exactly.
+
+    Raises:
+        StorageError: A weight is missing, unknown, of another shape, or not finite.
+    """
     path = directory / WEIGHTS
     try:
         saved = load_file(path)
@@ -113,7 +127,7 @@ def load_weights(directory: Path, model: nn.Module) -> None:
 
 
 def _without_aliases(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each tensor under the first of its names: safetensors stores no shared memory."""
+    """Returns each tensor under the first of its names, because safetensors stores no shared memory."""
     seen: set[int] = set()
     unique = {}
     for name, tensor in state.items():

@@ -1,4 +1,4 @@
-"""When the loss is no number any more: where it began, and what may help."""
+"""The error for a loss that is not finite: where it began, and what may help."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reluformer.training.config import TrainingConfig
 
 
 class DivergedError(ReluformerError):
-    """The loss or the gradient became NaN or infinite."""
+    """The loss or the gradient became NaN or infinite; the attributes say where."""
 
     def __init__(self, message: str, step: int, layer: str | None, rule: str | None) -> None:
         super().__init__(message)
@@ -27,7 +27,15 @@ class DivergedError(ReluformerError):
 def diagnose(
     model: nn.Module, forward: Callable[[], Any], config: TrainingConfig, step: int, what: str
 ) -> DivergedError:
-    """The error for `what` ("loss" or "gradient") at `step`: runs the batch again and looks at every memory."""
+    """Returns the error to raise, after running the batch again and looking at every memory.
+
+    Args:
+        model: The model.
+        forward: Runs the batches of the update again.
+        config: The training configuration, which decides the advice.
+        step: The number of the update.
+        what: "loss" or "gradient".
+    """
     gradient = _last_bad_gradient(model) if what == "gradient" else None
     name, seen = _first_bad_output(model, forward)
     if name is None and gradient is not None:
@@ -45,7 +53,7 @@ def diagnose(
 
 
 def _sublayers(model: nn.Module) -> Iterator[tuple[str, Sublayer]]:
-    """Every memory, in the order of the forward pass."""
+    """Yields every memory with its name, in the order of the forward pass."""
     for name, module in model.named_modules():
         if isinstance(module, Sublayer):
             yield name, module
@@ -57,7 +65,7 @@ def _rule(layer: nn.Module) -> Rule:
 
 
 def _first_bad_output(model: nn.Module, forward: Callable[[], Any]) -> tuple[str | None, str]:
-    """The first memory whose output is not finite though its input was."""
+    """Returns the first memory whose output is not finite, and a description of its input."""
     found: list[tuple[str, str]] = []
 
     def watch(name: str) -> Callable[..., None]:
@@ -79,7 +87,7 @@ def _first_bad_output(model: nn.Module, forward: Callable[[], Any]) -> tuple[str
 
 
 def _last_bad_gradient(model: nn.Module) -> str | None:
-    """The memory nearest to the loss with a gradient that is not finite: there backward met it first."""
+    """Returns the memory nearest to the loss whose gradient is not finite: backward reached it first."""
     bad = None
     for name, sublayer in _sublayers(model):
         gradients = [p.grad for p in sublayer.layer.parameters() if p.grad is not None]

@@ -1,4 +1,4 @@
-"""What the processes of a training tell each other; nothing at all when there is one."""
+"""Communication between the processes of one training; a single process communicates nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class Processes:
-    """A thin view of an `Accelerator`."""
+    """The processes of an `Accelerator`, with the few operations that training needs."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
@@ -21,7 +21,7 @@ class Processes:
         self.is_main: bool = accelerator.is_main_process
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Element by element over all processes, in float64."""
+        """Returns the element-wise sum over all processes, in float64."""
         if self.world == 1:
             return [float(value) for value in values]
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -29,35 +29,35 @@ class Processes:
         return list(tensor.tolist())
 
     def any(self, *flags: bool) -> list[bool]:
-        """Whether any process raised each flag."""
+        """Returns for each flag whether any process raised it."""
         return [count > 0 for count in self.sum([float(flag) for flag in flags])]
 
     def wait(self) -> None:
-        """Until all processes are here."""
+        """Waits until all processes are here."""
         if self.world > 1:
             self.accelerator.wait_for_everyone()
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors that may be sharded over processes (FSDP), in one piece on the CPU."""
+        """Returns tensors, which may be sharded over processes (FSDP), in one piece on the CPU."""
         return {name: in_one_piece(tensor.detach()).cpu() for name, tensor in tensors.items()}
 
     def regather(self, module: nn.Module) -> None:
-        """Forget gathered weights (FSDP): their shards were written to behind its back."""
+        """Drops gathered weights (FSDP) after their shards were changed directly."""
         if self.sharded(module):
             module.reshard()  # type: ignore[operator]
 
     def sharded(self, module: nn.Module) -> bool:
-        """Whether each process holds only a part of the weights."""
+        """Returns whether each process holds only a part of the weights."""
         return hasattr(module, "reshard")
 
     @torch.no_grad()
     def fill(self, tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-        """Copy `values` into tensors of the same names, each process its shard."""
+        """Copies `values` into tensors of the same names; each process copies its shard."""
         for name, tensor in tensors.items():
             tensor.copy_(self.like(tensor, values[name]))
 
     def like(self, tensor: Tensor, value: Tensor) -> Tensor:
-        """`value` on the device of `tensor` and, if that is sharded, sharded like it."""
+        """Returns `value` on the device of `tensor` and, if that is sharded, sharded like it."""
         value = value.to(tensor.device)
         if not hasattr(tensor, "full_tensor"):
             return value
@@ -68,6 +68,9 @@ class Processes:
 
 
 def in_one_piece(tensor: Tensor) -> Tensor:
-    """A tensor that may be sharded; asked for its method, as importing FSDP costs every start a second."""
+    """Returns a tensor, which may be sharded, in one piece.
+
+    A sharded tensor is told by its method, as the import of FSDP takes a second.
+    """
     whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return whole
