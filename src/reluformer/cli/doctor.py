@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 EXTRAS = {
     "matplotlib": "plots",
+    "scipy": "study",
     "translate": "formats",
     "tensorboard": "tensorboard",
     "transformers": "hf",
