@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 import yaml
@@ -22,6 +23,7 @@ RESOURCE = re.compile(
     r"""|@import\s+["']((?:https?:)?//[^"']+)""",
     re.IGNORECASE,
 )
+LINK = re.compile(r"""\b(?:href|src)=["']?([^"'\s>#?]+)""")
 
 
 def pages(entry: object) -> list[str]:
@@ -68,3 +70,15 @@ def test_nothing_is_requested_from_another_server(site: Path) -> None:
         for match in RESOURCE.findall(path.read_text(encoding="utf-8"))
     }
     assert found == set()
+
+
+def test_every_link_leads_to_a_file_of_the_site(site: Path) -> None:
+    missing = {
+        (path.relative_to(site).as_posix(), link)
+        for path in site.rglob("*.html")
+        if path.name != "404.html"  # its links begin at the root of a server
+        for link in LINK.findall(path.read_text(encoding="utf-8"))
+        if not link.startswith(("http:", "https:", "mailto:", "data:", "//"))
+        if not (path.parent / unquote(link)).exists()
+    }
+    assert missing == set()
