@@ -17,7 +17,7 @@ from reluformer.study.evaluation import MEASURES as EVALUATED
 from reluformer.study.experiment import SCALES, Experiment
 from reluformer.study.measures import EVALUATION
 from reluformer.study.plan import make_plan
-from reluformer.study.synthetic import RecallModel, Task
+from reluformer.study.synthetic import RecallModel, RecallTask
 from reluformer.study.trainings import model_of
 from reluformer.training.config import TrainingConfig
 from reluformer.translation.recipe import ModelRecipe
@@ -58,7 +58,7 @@ def test_every_run_can_be_built(name: str, scale: experiment.Scale) -> None:
             recipe = ModelRecipe(**{**model_of(content["model"]), "encoder_layers": 1, "decoder_layers": 1})
             models[repr(recipe)] = recipe
         elif run.kind == "recall":
-            assert RecallModel(Task(**content["task"]), rule=content["rule"], **content["model"])
+            assert RecallModel(RecallTask(**content["task"]), rule=content["rule"], **content["model"])
         elif run.kind == EVALUATION:
             assert set(content["measures"]) <= set(EVALUATED)
     for recipe in models.values():

@@ -7,7 +7,7 @@ import torch
 
 from reluformer.study import synthetic
 from reluformer.study.plan import Run
-from reluformer.study.synthetic import Task
+from reluformer.study.synthetic import RecallTask
 from reluformer.study.trainings import Context
 
 CONTENT = {
@@ -22,21 +22,23 @@ CONTENT = {
 
 
 def test_the_answer_is_the_class_of_the_slot_with_the_nearest_key() -> None:
-    *memory, answers = Task("one", noise=0.3).draw(4, 32, 64, seed=1)
+    *memory, answers = RecallTask("one", noise=0.3).draw(4, 32, 64, seed=1)
     keys, classes, queries = memory
     nearest = (queries @ keys.transpose(1, 2)).argmax(-1)
     assert torch.equal(classes.gather(1, nearest), answers)
-    assert Task("one", noise=0.3).ceiling(*memory, answers) == 1.0
+    assert RecallTask("one", noise=0.3).ceiling(*memory, answers) == 1.0
 
 
 def test_with_many_votes_the_best_reader_gets_better_with_more_slots() -> None:
-    task = Task("many", share=1 / 8, truth=0.3)
+    task = RecallTask("many", share=1 / 8, truth=0.3)
     few, lots = (task.ceiling(*task.draw(8, 64, n, seed=0)) for n in (16, 1024))
     assert few < 0.7 < 0.99 < lots
 
 
 def test_the_same_seed_gives_the_same_task() -> None:
-    for one, other in zip(Task("many").draw(2, 3, 64, seed=5), Task("many").draw(2, 3, 64, seed=5), strict=True):
+    for one, other in zip(
+        RecallTask("many").draw(2, 3, 64, seed=5), RecallTask("many").draw(2, 3, 64, seed=5), strict=True
+    ):
         assert torch.equal(one, other)
 
 

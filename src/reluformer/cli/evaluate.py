@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from reluformer import __version__
-from reluformer.cli.options import AsJson, Beam, Device, LengthPenalty, Plugins, Run, Settings, decoding_changes
+from reluformer.cli.options import AsJson, Beam, Device, LengthPenalty, Plugins, RunArgument, Settings, decoding_changes
 from reluformer.cli.text_files import sentence_bar
 from reluformer.errors import ArgumentError, DataError
 from reluformer.training.run import RunDirectory, find_run
@@ -38,7 +38,7 @@ class EvaluatedSplit(StrEnum):
 
 
 def evaluate(
-    run: Run,
+    run: RunArgument,
     split: Annotated[EvaluatedSplit, typer.Option(help="Split of the run's recipe.")] = EvaluatedSplit.test,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Score only the first documents.", show_default=False)

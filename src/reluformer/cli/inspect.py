@@ -21,7 +21,7 @@ from reluformer.cli.options import (
     Device,
     LengthPenalty,
     Plugins,
-    Run,
+    RunArgument,
     Settings,
     SplitterName,
     check_inspectable,
@@ -57,7 +57,7 @@ _BOLD_SHARE, _DIM_SHARE = 0.3, 0.1
 
 
 def inspect(
-    run: Run,
+    run: RunArgument,
     document: Annotated[
         Path | None, typer.Argument(metavar="DOCUMENT", help="A text file, or - for standard input.")
     ] = None,

@@ -60,7 +60,7 @@ Plugins = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print figures as JSON.")]
-Run = Annotated[
+RunArgument = Annotated[
     Path,
     typer.Argument(metavar="RUN", callback=find_run, help="Directory of a run, e.g. runs/demo.", show_default=False),
 ]

@@ -18,7 +18,7 @@ from reluformer.cli.options import (
     Device,
     LengthPenalty,
     Plugins,
-    Run,
+    RunArgument,
     Settings,
     SplitterName,
     decoding_changes,
@@ -30,9 +30,9 @@ from reluformer.training.run import RunDirectory
 
 if TYPE_CHECKING:
     from reluformer.translation.document import Document
-    from reluformer.translation.documents import Translation
     from reluformer.translation.formats import Skeleton
     from reluformer.translation.translator import TargetScore, Translator
+    from reluformer.translation.windows import Translation
 
 
 FORMATS = "plain, markdown, html, aligned (one sentence a line), jsonl, tsv, tmx, xliff or po"
@@ -45,7 +45,7 @@ Pair = tuple["Document", tuple[str, ...]]
 
 
 def translate(
-    run: Run,
+    run: RunArgument,
     files: Annotated[
         list[Path] | None, typer.Argument(metavar="FILE", help="Files or folders. Default: standard input.")
     ] = None,

@@ -14,7 +14,7 @@ from reluformer.errors import UnknownNameError, nearest
 
 EVALUATION = "examination"
 """The kind of a run that evaluates a trained model. The word is part of the address of every such run, so it stays."""
-Results = Mapping[str, Mapping[str, Any]]
+ResultsOfRuns = Mapping[str, Mapping[str, Any]]
 """The results of a cell by kind of run."""
 Points = list[tuple[float | str, float]]
 FFN_TELEMETRY = ("output_variance", "residual_variance")
@@ -51,12 +51,12 @@ class Series:
 
     label: str
     along: str
-    points: Callable[[Results], Points]
-    ceiling: Callable[[Results], Points] | None = None
+    points: Callable[[ResultsOfRuns], Points]
+    ceiling: Callable[[ResultsOfRuns], Points] | None = None
     """The best possible values, which are the same for all cells of a panel."""
 
 
-def value(name: str, results: Results) -> float | None:
+def value(name: str, results: ResultsOfRuns) -> float | None:
     """Returns the metric called `name`, or None if it was not measured."""
     return measure(name).value(results, *name.split("@")[1:])
 
@@ -107,23 +107,23 @@ def series(name: str) -> Series:
 # ------------------------------------------------------------------ single numbers
 
 
-def _own(results: Results) -> Mapping[str, Any]:
+def _own(results: ResultsOfRuns) -> Mapping[str, Any]:
     """Returns the result of the run itself, not of its evaluation."""
     return next((result for kind, result in results.items() if kind != EVALUATION), {})
 
 
-def _loss(results: Results) -> float | None:
+def _loss(results: ResultsOfRuns) -> float | None:
     own = _own(results)
     return math.inf if own.get("status") == "diverged" else own.get("loss")
 
 
-def _accuracy(results: Results, slots: str) -> float | None:
+def _accuracy(results: ResultsOfRuns, slots: str) -> float | None:
     own = _own(results)
     return -math.inf if own.get("status") == "diverged" else own.get("accuracy", {}).get(slots)
 
 
-def _translated(key: str) -> Callable[[Results], float | None]:
-    def of(results: Results) -> float | None:
+def _translated(key: str) -> Callable[[ResultsOfRuns], float | None]:
+    def of(results: ResultsOfRuns) -> float | None:
         examined = results.get(EVALUATION, {})
         if examined.get("status") == "diverged":
             return -math.inf
@@ -142,16 +142,16 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _snapshots(results: Results) -> list[Any]:
+def _snapshots(results: ResultsOfRuns) -> list[Any]:
     """Returns the telemetry of a training, none if it diverged."""
     own = _own(results)
     return [] if own.get("status") == "diverged" else list(own.get("telemetry", []))
 
 
-def _telemetry(key: str, ffn: bool, last: bool = False) -> Callable[[Results], float | None]:
+def _telemetry(key: str, ffn: bool, last: bool = False) -> Callable[[ResultsOfRuns], float | None]:
     """Returns a mean over memories, over all snapshots of the training or of the last one."""
 
-    def of(results: Results) -> float | None:
+    def of(results: ResultsOfRuns) -> float | None:
         snapshots = _snapshots(results)[-1 if last else 0 :]
         return _mean(read.get(key) for snapshot in snapshots for read in _reads(snapshot, ffn).values())
 
@@ -163,13 +163,13 @@ def _ratio(read: Mapping[str, Any]) -> float | None:
     return output / residual if output and residual else None
 
 
-def _log_ffn_variance(results: Results) -> float | None:
+def _log_ffn_variance(results: ResultsOfRuns) -> float | None:
     snapshots = _snapshots(results)
     mean = _mean(_ratio(read) for snapshot in snapshots for read in _reads(snapshot, True).values())
     return math.log10(mean) if mean else None
 
 
-def _variance_slope(results: Results) -> float | None:
+def _variance_slope(results: ResultsOfRuns) -> float | None:
     """Returns the slope of log variance against log n for uncorrelated values, by least squares."""
     points = [p for p in _own(results).get("points", []) if p["correlation"] == 0]
     x, y = [math.log(p["slots"]) for p in points], [math.log(p["measured"]) for p in points]
@@ -179,16 +179,16 @@ def _variance_slope(results: Results) -> float | None:
     return sum((a - middle) * b for a, b in zip(x, y, strict=True)) / sum((a - middle) ** 2 for a in x)
 
 
-def _speed(results: Results, rule: str, other: str) -> float | None:
+def _speed(results: ResultsOfRuns, rule: str, other: str) -> float | None:
     """Returns how many times as fast one rule trains as another: eager, mean over lengths."""
     cells = [cell for place, cell in _own(results).get("training", {}).items() if place.startswith("eager")]
     return _mean(cell[rule]["ratio"] / cell[other]["ratio"] for cell in cells)
 
 
-def _mapped(*keys: str) -> Callable[[Results], float | None]:
+def _mapped(*keys: str) -> Callable[[ResultsOfRuns], float | None]:
     """Returns the sum of these shares, as a mean over the heads of the encoder's attention."""
 
-    def of(results: Results) -> float | None:
+    def of(results: ResultsOfRuns) -> float | None:
         reads = results.get(EVALUATION, {}).get("maps", {}).get("reads", {})
         encoder = [read for name, read in reads.items() if name.startswith("encoder")]
         return _mean(sum(heads) for read in encoder for heads in zip(*(read[key] for key in keys), strict=True))
@@ -222,12 +222,12 @@ MEASURES: dict[str, Measure] = {
 # ------------------------------------------------------------------ series
 
 
-def _loss_by_step(results: Results) -> Points:
+def _loss_by_step(results: ResultsOfRuns) -> Points:
     return [(point["step"], point["loss"]) for point in _own(results).get("valid", []) if point["loss"] is not None]
 
 
-def _by_step(ffn: bool, of: Callable[[Mapping[str, Any]], float | None]) -> Callable[[Results], Points]:
-    def points(results: Results) -> Points:
+def _by_step(ffn: bool, of: Callable[[Mapping[str, Any]], float | None]) -> Callable[[ResultsOfRuns], Points]:
+    def points(results: ResultsOfRuns) -> Points:
         snapshots = _own(results).get("telemetry", [])
         means = ((s["step"], _mean(of(read) for read in _reads(s, ffn).values())) for s in snapshots)
         return [(step, mean) for step, mean in means if mean is not None]
@@ -235,10 +235,10 @@ def _by_step(ffn: bool, of: Callable[[Mapping[str, Any]], float | None]) -> Call
     return points
 
 
-def _by_layer(ffn: bool, of: Callable[[Mapping[str, Any]], float | None]) -> Callable[[Results], Points]:
+def _by_layer(ffn: bool, of: Callable[[Mapping[str, Any]], float | None]) -> Callable[[ResultsOfRuns], Points]:
     """Returns the values of the last snapshot, memory by memory in the order of the forward pass."""
 
-    def points(results: Results) -> Points:
+    def points(results: ResultsOfRuns) -> Points:
         snapshots = _own(results).get("telemetry", [])
         reads = _reads(snapshots[-1], ffn) if snapshots else {}
         values = ((_short(name), of(read)) for name, read in reads.items())
@@ -265,21 +265,21 @@ def _numbers(found: Mapping[str, Any]) -> Iterator[tuple[float | str, float]]:
             yield (int(x) if numeric else x), y
 
 
-def _losses(results: Results) -> Mapping[str, Any]:
+def _losses(results: ResultsOfRuns) -> Mapping[str, Any]:
     found: Mapping[str, Any] = results.get(EVALUATION, {}).get("losses", {})
     return found
 
 
-def _loss_by_position(results: Results) -> Points:
+def _loss_by_position(results: ResultsOfRuns) -> Points:
     found = _losses(results)
     return list(_numbers(found[max(found, key=int)]["by_position"])) if found else []
 
 
-def _of_translations(key: str) -> Callable[[Results], Points]:
+def _of_translations(key: str) -> Callable[[ResultsOfRuns], Points]:
     return lambda results: list(_numbers(results.get(EVALUATION, {}).get("translations", {}).get(key, {})))
 
 
-def _tested(key: str) -> Callable[[Results], Points]:
+def _tested(key: str) -> Callable[[ResultsOfRuns], Points]:
     return lambda results: list(_numbers(_own(results).get(key, {})))
 
 

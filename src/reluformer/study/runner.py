@@ -25,7 +25,7 @@ from reluformer.study.plan import Plan
 from reluformer.study.results import StudyDirectory
 from reluformer.study.worker import BUSY, INTERRUPTED, locked
 
-State = Literal["done", "running", "waiting", "elsewhere", "failed", "left out"]
+RunState = Literal["done", "running", "waiting", "elsewhere", "failed", "left out"]
 LOOK_SECONDS = 0.5
 
 
@@ -43,13 +43,13 @@ class Options:
 class Outlook:
     """The state of each run, for a display."""
 
-    states: dict[str, State]
+    states: dict[str, RunState]
     started: dict[str, float] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     """The reasons by address: the last line that a run wrote."""
     interrupted: bool = False
 
-    def count(self, state: State) -> int:
+    def count(self, state: RunState) -> int:
         """Returns the number of runs in a state."""
         return sum(found == state for found in self.states.values())
 
@@ -109,7 +109,7 @@ class Runner:
                 self._start(address)
         return any(state in ("waiting", "running", "elsewhere") for state in states.values())
 
-    def _look(self, address: str) -> State:
+    def _look(self, address: str) -> RunState:
         if self._done(address):
             return "done"
         if any(self.outlook.states[run.address] in ("failed", "left out") for run in self.plan.runs[address].needs):

@@ -30,7 +30,7 @@ from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.regularizers import RegularizerConfig
 from reluformer.study.measures import EVALUATION
 from reluformer.study.plan import Plan, Run
-from reluformer.study.synthetic import RecallModel, Task
+from reluformer.study.synthetic import RecallModel, RecallTask
 from reluformer.study.trainings import Context, model_of, rounded
 from reluformer.training.config import TrainingConfig
 from reluformer.training.optimizer import adamw
@@ -166,7 +166,7 @@ OTHER_SECONDS = {EVALUATION: 120.0, "reads": 5.0, "speed": 300.0}
 
 
 @dataclass(frozen=True)
-class Estimate:
+class CostEstimate:
     """The amount of work that is left, and how long it will take on this machine."""
 
     runs: int
@@ -179,8 +179,8 @@ class Estimate:
     """How many of them were measured; the others are assumed to be like their neighbours."""
 
 
-def estimate(plan: Plan, addresses: Iterable[str], report: Callable[[str], None] = lambda what: None) -> Estimate:
-    """Estimate how long some runs of a plan will take.
+def estimate(plan: Plan, addresses: Iterable[str], report: Callable[[str], None] = lambda what: None) -> CostEstimate:
+    """CostEstimate how long some runs of a plan will take.
 
     Every distinct model and length is measured once, as long as PATIENCE lasts.
 
@@ -197,7 +197,7 @@ def estimate(plan: Plan, addresses: Iterable[str], report: Callable[[str], None]
     seconds = sum(OTHER_SECONDS[run.kind] for run in runs if run.kind in OTHER_SECONDS)
     seconds += sum(amount(run) * rate[_key(run)] for run in learning)
     tokens = sum(amount(run) for run in learning if run.kind == "training")
-    return Estimate(len(runs), tokens, seconds, len(kinds), len(rates))
+    return CostEstimate(len(runs), tokens, seconds, len(kinds), len(rates))
 
 
 def _rates(kinds: list[Run], report: Callable[[int, Run], None]) -> dict[int, float]:
@@ -273,7 +273,7 @@ def seconds_per_token(run: Run) -> float:
 def seconds_per_update(run: Run) -> float:
     """Measure an update of a recall run; returns its seconds."""
     content = run.content
-    task, training = Task(**content["task"]), content["training"]
+    task, training = RecallTask(**content["task"]), content["training"]
     model = RecallModel(task, rule=content["rule"], **content["model"])
     *drawn, answers = task.draw(training["memories"], training["queries"], training["slots"], seed=0)
 

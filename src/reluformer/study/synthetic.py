@@ -108,7 +108,7 @@ def run_reads(run: Run, context: Context) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Task:
+class RecallTask:
     """The recall task."""
 
     kind: str
@@ -154,7 +154,7 @@ def _pick(x: Tensor, places: Tensor) -> Tensor:
 class RecallModel(nn.Module):
     """A model with one read between two linear layers."""
 
-    def __init__(self, task: Task, width: int, heads: int, rule: Any) -> None:
+    def __init__(self, task: RecallTask, width: int, heads: int, rule: Any) -> None:
         super().__init__()
         self.key = nn.Linear(task.key_width, width)
         self.value = nn.Embedding(task.classes, width)
@@ -174,7 +174,7 @@ def run_recall(run: Run, context: Context) -> dict[str, Any]:
     """Train a rule at one number of slots and test it at others."""
     content = run.content
     training: Mapping[str, Any] = content["training"]
-    task, lr = Task(**content["task"]), chosen_rate(run, context)
+    task, lr = RecallTask(**content["task"]), chosen_rate(run, context)
     torch.manual_seed(int(training["seed"]))
     model = RecallModel(task, rule=content["rule"], **content["model"])
     regularizer = RegularizerConfig(**training["regularizer"]) if training.get("regularizer") else None
@@ -200,7 +200,7 @@ def run_recall(run: Run, context: Context) -> dict[str, Any]:
 
 def _train(
     model: RecallModel,
-    task: Task,
+    task: RecallTask,
     training: Mapping[str, Any],
     lr: float,
     regularizer: RegularizerConfig | None,
@@ -259,7 +259,7 @@ def _rate(update: int, updates: int, warmup: int) -> float:
 
 
 @torch.no_grad()
-def _test(model: RecallModel, task: Task, n: int, total: int, queries: int) -> dict[str, float]:
+def _test(model: RecallModel, task: RecallTask, n: int, total: int, queries: int) -> dict[str, float]:
     """Returns means over `total` queries at n slots: accuracy, that of the best reader, loss and row statistics."""
     model.train()  # there is no dropout; this mode returns row statistics
     sums: dict[str, float] = {}

@@ -19,8 +19,8 @@ from reluformer.study import measures
 from reluformer.study.experiment import Condition, Experiment, Judgement, Scale
 from reluformer.study.results import Results
 
-Word = Literal["reproduced", "not reproduced", "inconclusive"]
-Outcome = Literal["holds", "fails", "undecided"]
+VerdictWord = Literal["reproduced", "not reproduced", "inconclusive"]
+ConditionOutcome = Literal["holds", "fails", "undecided"]
 LEAST_SEEDS = 3
 LEAST_BLEU = 1.0
 """Models with a lower mean do not do their task, so that a comparison of rules counts for little."""
@@ -36,7 +36,7 @@ TESTS = {
 
 
 @dataclass(frozen=True)
-class Interval:
+class ConfidenceInterval:
     """A mean over seeds and its confidence interval."""
 
     mean: float
@@ -64,7 +64,7 @@ def student(confidence: float, degrees: int) -> float:
     return float(stdtrit(degrees, (1 + confidence) / 2))
 
 
-def interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
+def interval(values: Sequence[float], confidence: float = 0.95) -> ConfidenceInterval:
     """Returns the mean of finite values with Student's interval, which is unbounded for a single value.
 
     Example:
@@ -74,9 +74,9 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
     """
     mean = statistics.fmean(values)
     if len(values) < 2:
-        return Interval(mean, -math.inf, math.inf, len(values))
+        return ConfidenceInterval(mean, -math.inf, math.inf, len(values))
     half = student(confidence, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return Interval(mean, mean - half, mean + half, len(values))
+    return ConfidenceInterval(mean, mean - half, mean + half, len(values))
 
 
 # ------------------------------------------------------------------ conditions in words
@@ -141,7 +141,7 @@ class MeasuredMeans:
 # ------------------------------------------------------------------ conditions
 
 
-def compare(a: Mapping[int, float], b: Mapping[int, float], condition: Condition) -> tuple[Outcome, str]:
+def compare(a: Mapping[int, float], b: Mapping[int, float], condition: Condition) -> tuple[ConditionOutcome, str]:
     """Decide a paired condition.
 
     Args:
@@ -175,7 +175,9 @@ def compare(a: Mapping[int, float], b: Mapping[int, float], condition: Condition
     return outcome, text
 
 
-def _outcome(condition: Condition, wide: Interval, narrow: Interval, margin: float, by: float) -> Outcome:
+def _outcome(
+    condition: Condition, wide: ConfidenceInterval, narrow: ConfidenceInterval, margin: float, by: float
+) -> ConditionOutcome:
     equivalent = -margin < narrow.low and narrow.high < margin
     if condition.test == "equivalent":
         outside = wide.low > margin or wide.high < -margin
@@ -188,7 +190,7 @@ def _outcome(condition: Condition, wide: Interval, narrow: Interval, margin: flo
     return "fails" if high < by or (equivalent and by <= margin) else "undecided"
 
 
-def _with_divergence(differences: Sequence[float], test: str, margin: float, by: float) -> tuple[Outcome, str]:
+def _with_divergence(differences: Sequence[float], test: str, margin: float, by: float) -> tuple[ConditionOutcome, str]:
     """Decide a condition where some training diverged, which counts as worse than any that did not."""
     lost, won = sum(d == -math.inf for d in differences), sum(d == math.inf for d in differences)
     text = f"diverged: {lost} of {len(differences)} on the one side, {won} on the other"
@@ -201,7 +203,7 @@ def _with_divergence(differences: Sequence[float], test: str, margin: float, by:
     return ("holds" if least > needed else "fails" if most < needed else "undecided"), text
 
 
-def _difference(found: Interval, unit: float, rule: measures.Measure) -> str:
+def _difference(found: ConfidenceInterval, unit: float, rule: measures.Measure) -> str:
     scale, sign = (unit, " %") if rule.relative else (1.0, "")
     mean = f"{abs(found.mean) / scale:.3g}{sign} {'better' if found.mean >= 0 else 'worse'}"
     if found.count < 2:
@@ -209,12 +211,12 @@ def _difference(found: Interval, unit: float, rule: measures.Measure) -> str:
     return f"{mean}, 95 % {_span(found, unit, rule)}"
 
 
-def _span(found: Interval, unit: float, rule: measures.Measure) -> str:
+def _span(found: ConfidenceInterval, unit: float, rule: measures.Measure) -> str:
     scale = unit if rule.relative else 1.0
     return f"[{found.low / scale:+.3g}, {found.high / scale:+.3g}]"
 
 
-def against_limit(values: Mapping[int, float], condition: Condition) -> tuple[Outcome, str]:
+def against_limit(values: Mapping[int, float], condition: Condition) -> tuple[ConditionOutcome, str]:
     """Decide a condition `above` or `below`; returns the outcome and the mean in words."""
     limit = condition.limit or 0.0
     known = [v for v in values.values() if math.isfinite(v)]
@@ -240,7 +242,7 @@ class Verdict:
 
     claim: str
     experiment: str
-    verdict: Word
+    verdict: VerdictWord
     smoke: bool
     """Whether it comes from scale `quick`, which tests the machinery and says nothing about the claim."""
     reasons: tuple[str, ...]
@@ -278,13 +280,13 @@ def judge(experiment: Experiment, judgement: Judgement, results: Results, scale:
         means.add(metric, sides, *values)
         return values
 
-    def decide(condition: Condition, prefix: str = "") -> Outcome:
+    def decide(condition: Condition, prefix: str = "") -> ConditionOutcome:
         """Decide a condition at every place that it is about, and add each outcome to the reasons."""
         part = experiment.parts[condition.part]
         title = (part.brief or part.title) if len(parts) > 1 else ""
         limited = condition.test in ("above", "below")
         beside = measures.measure(condition.metric).beside
-        found: list[Outcome] = []
+        found: list[ConditionOutcome] = []
         for place in _places(experiment, condition, scale):
             sides = Sides(title, {**place, **condition.a}, None if limited else {**place, **condition.b})
             a, b = measured(condition.part, sides, condition.metric)
@@ -301,7 +303,7 @@ def judge(experiment: Experiment, judgement: Judgement, results: Results, scale:
 
     met = [decide(condition, "required: ") for condition in judgement.requires]
     outcomes = [decide(condition) for condition in judgement.conditions]
-    word: Word = "inconclusive"
+    word: VerdictWord = "inconclusive"
     if all(outcome == "holds" for outcome in met):
         if "fails" in outcomes:
             word = "not reproduced"

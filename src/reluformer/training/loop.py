@@ -32,7 +32,7 @@ from reluformer.training.optimizer import MovingAverage, Optimizer, RuleWarmup, 
 from reluformer.training.processes import Processes
 from reluformer.training.progress import TrainingProgress, UpdateReport
 from reluformer.training.run import RunDirectory
-from reluformer.training.state import Interval, TrainingState
+from reluformer.training.state import LogInterval, TrainingState
 from reluformer.training.task import Batch, Task
 
 
@@ -131,7 +131,7 @@ class Trainer:
             sums.append(self._measured(part))
         if self.processes.is_main and step % self.telemetry.every == 0:
             self._log_telemetry()
-        interval = Interval.from_sums(self.processes.sum(torch.stack(sums).sum(0).tolist()), total, batches)
+        interval = LogInterval.from_sums(self.processes.sum(torch.stack(sums).sum(0).tolist()), total, batches)
         if not interval.finite:
             self._diverged(step, batches, "loss")
         norm = self.optimizer.step(learning_rate(self.config, step))
@@ -192,7 +192,7 @@ class Trainer:
 
     # ------------------------------------------------------------------ progress, log and validation
 
-    def _show(self, latest: Interval) -> None:
+    def _show(self, latest: LogInterval) -> None:
         if not self.processes.is_main:
             return
         seconds = self._seconds()
@@ -223,7 +223,7 @@ class Trainer:
             seconds=round(state.seconds, 3),
             tokens_per_second=round(interval.tokens / max(state.seconds - interval.since, 1e-9), 1),
         )
-        state.interval = Interval(since=state.seconds)
+        state.interval = LogInterval(since=state.seconds)
 
     @torch.no_grad()
     def _validate(self) -> None:

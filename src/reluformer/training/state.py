@@ -12,7 +12,7 @@ from reluformer.training.task import Batch
 
 
 @dataclass(frozen=True)
-class Interval:
+class LogInterval:
     """Sums over the updates since the last line of the log, over all processes."""
 
     smoothed: float = 0.0
@@ -33,7 +33,7 @@ class Interval:
     """Seconds of training when the interval began."""
 
     @classmethod
-    def from_sums(cls, sums: Sequence[float], tokens: float, batches: Sequence[Batch]) -> Interval:
+    def from_sums(cls, sums: Sequence[float], tokens: float, batches: Sequence[Batch]) -> LogInterval:
         """Returns the interval of one update, from its sums in the order of the fields."""
         smoothed, plain, *rows = sums
         normalization, entropy, live, dead, active = rows or [0.0] * 5
@@ -59,12 +59,12 @@ class Interval:
         total = self.live + self.dead
         return {"dead": self.dead / total, "diffuse": self.active / max(self.live, 1)} if total else {}
 
-    def with_update(self, update: Interval, gradient_norm: float) -> Interval:
+    def with_update(self, update: LogInterval, gradient_norm: float) -> LogInterval:
         """Returns this interval with one more update."""
         values = asdict(self)
         for name, value in asdict(update).items():
             values[name] += value
-        return Interval(
+        return LogInterval(
             **{
                 **values,
                 "updates": self.updates + 1,
@@ -103,7 +103,7 @@ class TrainingState:
     best_step: int = 0
     stale: int = 0
     """Validations since the best one."""
-    interval: Interval = field(default_factory=Interval)
+    interval: LogInterval = field(default_factory=LogInterval)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the state as plain data; floats survive JSON exactly."""
@@ -112,4 +112,4 @@ class TrainingState:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> TrainingState:
         """Returns the state that `to_json` wrote."""
-        return cls(**{**values, "interval": Interval(**values["interval"])})
+        return cls(**{**values, "interval": LogInterval(**values["interval"])})

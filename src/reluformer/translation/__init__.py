@@ -13,7 +13,7 @@ stepper             what beam search needs of a decoder: one more position for e
 torch_stepper       the decoder's step in torch, for any rule and device
 native_stepper      the decoder's step in the compiled library, and the choice between the two
 beam_search         beam search, and the outline that constrains a target
-documents           translation of documents of any length, window by window
+windows             translation of documents of any length, window by window
 translator          Translator, load_run, and scores of given translations (forced decoding)
 inspection          read maps: what each output word read, and the slots that fired
 scoring             BLEU, document BLEU and chrF with their signatures

@@ -18,9 +18,9 @@ from reluformer.errors import ArgumentError
 from reluformer.layers import Attention, FeedForward, TokenRead, TokenSlots
 from reluformer.models.blocks import Block
 from reluformer.models.encoder_decoder import ReLUFormer
-from reluformer.translation.documents import TRAINED_WINDOW
 from reluformer.translation.stepper import evaluating
 from reluformer.translation.tokenizer import BEGIN, END, SEPARATOR, Tokenizer
+from reluformer.translation.windows import TRAINED_WINDOW
 
 Row = tuple[tuple[int, float], ...]
 

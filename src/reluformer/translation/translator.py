@@ -18,18 +18,18 @@ from reluformer.models import storage
 from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.training.run import RunDirectory, find_run, refuse_folder_of_runs
 from reluformer.translation import formats
-from reluformer.translation.documents import (
+from reluformer.translation.formats import TextFormat
+from reluformer.translation.native_stepper import stepper_of
+from reluformer.translation.recipe import DecodingConfig, decoding_of
+from reluformer.translation.stepper import AnyStepper, ModelStepper, Stepper, evaluating
+from reluformer.translation.tokenizer import BEGIN, END, SEPARATOR, Tokenizer
+from reluformer.translation.windows import (
     ReportProgress,
     Translation,
     padded,
     stream_document,
     translate_documents,
 )
-from reluformer.translation.formats import TextFormat
-from reluformer.translation.native_stepper import stepper_of
-from reluformer.translation.recipe import DecodingConfig, decoding_of
-from reluformer.translation.stepper import AnyStepper, ModelStepper, Stepper, evaluating
-from reluformer.translation.tokenizer import BEGIN, END, SEPARATOR, Tokenizer
 
 Sentences = Sequence[str]
 

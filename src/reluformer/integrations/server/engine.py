@@ -27,7 +27,7 @@ from reluformer.integrations.server.limits import ServerLimits, busy, failed, sh
 from reluformer.integrations.server.model_registry import ServedModel
 from reluformer.integrations.server.monitoring import LOGGER, Metrics
 from reluformer.translation.beam_search import Search
-from reluformer.translation.documents import Translation, WindowedDocument, padded
+from reluformer.translation.windows import Translation, WindowedDocument, padded
 
 _log = logging.getLogger(LOGGER)
 

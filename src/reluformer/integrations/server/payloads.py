@@ -12,8 +12,8 @@ from typing import Any
 from reluformer.integrations.server.limits import RequestError, ServerLimits
 from reluformer.integrations.server.model_registry import ServedModel
 from reluformer.translation import formats
-from reluformer.translation.documents import Translation
 from reluformer.translation.formats import Skeleton, TextSkeleton, TextUnit, decode_text
+from reluformer.translation.windows import Translation
 
 FORMATS = {"text": "plain", "html": "html"}
 """The name of each format of LibreTranslate in this package."""

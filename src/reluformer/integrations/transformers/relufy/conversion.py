@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Model = TypeVar("Model", bound=nn.Module)
-Measure = Callable[[nn.Module], Mapping[str, float]]
+StudentMeasure = Callable[[nn.Module], Mapping[str, float]]
 HELD_OUT = 10
 """Every tenth text is held out if the caller gives none, and if there are at least ten."""
 FORMAT = 1
@@ -119,7 +119,7 @@ def relufy(
     calibrate_on: int = 256,
     distillation: Distillation | None = Distillation(),  # noqa: B008
     held_out: CalibrationTexts | None = None,
-    measure: Measure | None = None,
+    measure: StudentMeasure | None = None,
     max_length: int = 128,
     progress: OnUpdate | None = None,
 ) -> tuple[Model, RelufyReport]:

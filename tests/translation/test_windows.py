@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from reluformer.translation.beam_search import Hypothesis
-from reluformer.translation.documents import WindowedDocument, padded, stream_document, translate_documents
 from reluformer.translation.recipe import DecodingConfig
 from reluformer.translation.tokenizer import END, SEPARATOR
 from reluformer.translation.torch_stepper import TorchStepper
+from reluformer.translation.windows import WindowedDocument, padded, stream_document, translate_documents
 
 DOCUMENT = ["the cat saw a dog", "", "it ran home", "because night was near", "  ", "a dog ran", "the night"] * 2
 
