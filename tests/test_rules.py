@@ -22,13 +22,10 @@ from reluformer.rules import registry
 
 @pytest.fixture(autouse=True)
 def clean_registry() -> Iterator[None]:
-    known = (registry._registry, registry._definitions)
-    before = [dict(names) for names in known]
+    before = rules.names()
     yield
-    for names, kept in zip(known, before, strict=True):
-        names.clear()
-        names.update(kept)
-    registry._defaults.clear()
+    for name in set(rules.names()) - set(before):
+        rules.unregister(name)
 
 
 def test_every_rule_of_the_design_is_registered() -> None:
@@ -237,7 +234,7 @@ class TestARuleOfOnesOwn:
         (info / "entry_points.txt").write_text(f"[reluformer.rules]\n{entry}\n")
         monkeypatch.syspath_prepend(str(folder))
         monkeypatch.delitem(sys.modules, "their_rules", raising=False)
-        monkeypatch.setitem(registry._state, "entry_points_loaded", False)
+        registry.reload_entry_points()
 
     def test_an_entry_point(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         source = "def swish(scores, n):\n    return scores.sigmoid() * scores / n\n"

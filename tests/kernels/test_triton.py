@@ -239,9 +239,9 @@ def test_the_gradient_of_the_rows_is_computed_where_it_is_needed(
     bias: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched: dict[str, Any] = {}
-    launch = triton._Arguments.launch
+    launch = triton.KernelArguments.launch
     monkeypatch.setattr(
-        triton._Arguments,
+        triton.KernelArguments,
         "launch",
         lambda self, kernel, *outputs, **own: launched.update({kernel: own}) or launch(self, kernel, *outputs, **own),
     )
@@ -331,7 +331,7 @@ def test_a_machine_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "TRITON_INTERPRET=1" in str(triton.unavailable())
-    monkeypatch.setattr(triton, "_INSTALLED", False)
+    monkeypatch.setattr(triton, "INSTALLED", False)
     assert "pip install 'reluformer[triton]'" in str(triton.unavailable())
 
 
@@ -347,7 +347,8 @@ def test_the_operator_keeps_the_rules_of_torch_library(
     shift = torch.zeros(2, 1, 5, device=DEVICE, requires_grad=shifted)
     mask = torch.ones(2, 7, dtype=torch.bool, device=DEVICE)
     options = (0.5, 0, 2, statistics, statistics, False)
-    checked = torch.library.opcheck(triton._read, (q, k, v, mask, bias, factor, shift, *options))
+    operator = torch.ops.reluformer.triton_read.default
+    checked = torch.library.opcheck(operator, (q, k, v, mask, bias, factor, shift, *options))
     assert set(checked.values()) == {"SUCCESS"}
 
 

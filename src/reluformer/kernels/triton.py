@@ -25,14 +25,14 @@ from reluformer.rules.formula import divisor
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_WIDTH = 256
-_INSTALLED = find_spec("triton") is not None
+INSTALLED = find_spec("triton") is not None
 ACTIVATIONS = {"relu": 0, "relu_squared": 1, "sigmoid": 2, "rectified_exp": 3}
 """The constant ACTIVATION of the kernels in `triton_tiles`."""
 
 
 def unavailable() -> str | None:
     """Return why the kernels cannot be used on this machine, or None if they can."""
-    if not _INSTALLED:
+    if not INSTALLED:
         return "triton is not installed: pip install 'reluformer[triton]'"
     if not torch.cuda.is_available() and not _interpreted():
         return "there is no GPU; TRITON_INTERPRET=1 in the environment runs the kernels slowly on the CPU"
@@ -137,7 +137,7 @@ def _read(
         for part in outputs:
             part.zero_()
         return outputs
-    arguments = _Arguments(q, k, v, key_mask, bias, factor, shift, scale, activation, first, sums, entropies)
+    arguments = KernelArguments(q, k, v, key_mask, bias, factor, shift, scale, activation, first, sums, entropies)
     arguments.launch("read_rows", "rows", *outputs)
     return outputs
 
@@ -167,7 +167,7 @@ def _read_backward(
         for part in gradients:
             part.zero_()
         return gradients
-    arguments = _Arguments(q, k, v, key_mask, bias, factor, shift, scale, activation, first, sums, entropies)
+    arguments = KernelArguments(q, k, v, key_mask, bias, factor, shift, scale, activation, first, sums, entropies)
     given = [part.contiguous() for part in (d_out, d_row_sum, d_w_log_w)]
     arguments.launch("differentiate_slots", "slots", *given, d_k, d_v, d_bias)
     arguments.launch("differentiate_rows", "rows", *given, d_q, d_shift, WITH_D_SHIFT=with_d_shift)
@@ -232,8 +232,8 @@ def tile_of(width: int, dtype: torch.dtype) -> tuple[int, int, int]:
     return (64, 64, 2) if width <= 128 else (32, 32, 2)
 
 
-class _Arguments:
-    """What the three kernels have in common."""
+class KernelArguments:
+    """The arguments that the three kernels have in common."""
 
     def __init__(
         self,

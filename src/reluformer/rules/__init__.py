@@ -23,6 +23,14 @@ the concatenated heads. A rule of your own is one function:
     @rules.register("gelu_mean")
     def gelu_mean(scores, n):
         return torch.nn.functional.gelu(scores) / n
+
+A rule that states its formula is read by every kernel (`rules.Formula`):
+
+    @rules.register("relu_07")
+    @dataclass(frozen=True)
+    class Relu07(rules.Formulated):
+        def formula(self):
+            return rules.Formula("relu", factor=1 / 3, exponent=0.7)
 """
 
 from __future__ import annotations
@@ -53,7 +61,7 @@ from reluformer.rules.builtin import (
     Sparsemax,
 )
 from reluformer.rules.formula import Activation, Formula, Level
-from reluformer.rules.registry import ENTRY_POINT_GROUP, get, load_plugin, names, register, spec
+from reluformer.rules.registry import ENTRY_POINT_GROUP, get, load_plugin, names, register, spec, unregister
 
 __all__ = [
     "ENTRY_POINT_GROUP",
@@ -86,4 +94,5 @@ __all__ = [
     "names",
     "register",
     "spec",
+    "unregister",
 ]

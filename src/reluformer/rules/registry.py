@@ -41,12 +41,31 @@ R = TypeVar("R", bound=Callable[..., Any])
 def register(
     name: str, *, kind: Literal["pointwise", "rowwise"] = "pointwise", output_norm: OutputNorm | None = None
 ) -> Callable[[R], R]:
-    """Decorator that makes a rule known by `name` everywhere.
+    """Return a decorator that makes a rule known by `name` everywhere.
 
-    On a function: `f(scores, n)` for a pointwise rule, `f(scores, visible)` for a
-    row-wise one. On a frozen dataclass derived from `Pointwise` or `Rowwise`: as it is,
-    its fields being the options of the rule. The same definition again, as of a notebook's
-    cell that is run twice, takes the place of the first.
+    A definition that is registered again, as in a notebook's cell that is run twice, replaces the first.
+
+    Args:
+        name: the name of the rule.
+        kind: for a function: "pointwise" for `f(scores, n)`, "rowwise" for `f(scores, visible)`.
+        output_norm: for a function: the norm that a layer applies to what was read.
+
+    Returns:
+        A decorator for a function, or for a frozen dataclass that derives from `Pointwise`, `Rowwise`, `RowNormalized`,
+        `RowCentered` or `Formulated`. The fields of the class are the options of the rule.
+
+    Raises:
+        ArgumentError: the name is taken, the definition is no rule, or its formula disagrees with its weights.
+
+    Example:
+        >>> import torch
+        >>> from reluformer import rules
+        >>> @rules.register("gelu_mean")
+        ... def gelu_mean(scores, n):
+        ...     return torch.nn.functional.gelu(scores) / n
+        >>> "gelu_mean" in rules.names()
+        True
+        >>> rules.unregister("gelu_mean")
     """
 
     def decorate(definition: R) -> R:
@@ -101,14 +120,50 @@ def _class_from_function(
     return dataclass(frozen=True)(type(name, (base,), body))
 
 
+def unregister(name: str) -> None:
+    """Forget the rule `name`, so that another one may take its name.
+
+    Raises:
+        UnknownNameError: there is no such rule.
+    """
+    if name not in _registry:
+        raise UnknownNameError(f"unknown rule '{name}'; {nearest(name, _registry)}")
+    for known in (_registry, _definitions, _defaults):
+        known.pop(name, None)
+
+
+def reload_entry_points() -> None:
+    """Look for the rules of installed packages again when a name is asked for the next time."""
+    _state["entry_points_loaded"] = False
+
+
 def names() -> tuple[str, ...]:
-    """Every registered rule, those of installed entry points included."""
+    """Return the name of every registered rule, those of installed packages included.
+
+    Example:
+        >>> from reluformer import rules
+        >>> "relu" in rules.names()
+        True
+    """
     _load_entry_points()
     return tuple(_registry)
 
 
 def get(rule: str | Mapping[str, Any] | Rule) -> Rule:
-    """A rule from its name, from `{"name": ..., option: ...}`, or as it is."""
+    """Return a rule.
+
+    Args:
+        rule: a name, a mapping `{"name": ..., option: ...}`, or a rule, which is returned as it is.
+
+    Raises:
+        UnknownNameError: there is no rule of that name.
+        ArgumentError: an option does not exist or has a value that does not fit.
+
+    Example:
+        >>> from reluformer import rules
+        >>> rules.get({"name": "relu", "gamma": 2.0})
+        Relu(gamma=2.0, learn_gamma=False)
+    """
     if isinstance(rule, Rule):
         return rule
     if isinstance(rule, str) and rule in _defaults:
@@ -159,7 +214,16 @@ def _checked(where: str, value: Any, default: Any) -> Any:
 
 
 def spec(rule: Rule) -> str | dict[str, Any]:
-    """What `get` turns back into an equal rule: the name, or a mapping where options differ."""
+    """Return what `get` turns back into an equal rule: its name, or a mapping where options differ.
+
+    Raises:
+        ArgumentError: the class of the rule is not registered.
+
+    Example:
+        >>> from reluformer import rules
+        >>> rules.spec(rules.Relu(gamma=2.0))
+        {'name': 'relu', 'gamma': 2.0}
+    """
     if rule.name not in _registry or _origin(_registry[rule.name]) != _origin(type(rule)):
         raise ArgumentError(
             f"the rule {type(rule).__name__} is not registered, so no file can name it; decorate its class with "
@@ -170,7 +234,11 @@ def spec(rule: Rule) -> str | dict[str, Any]:
 
 
 def load_plugin(path: str | Path) -> tuple[str, ...]:
-    """Run a Python file of the user's that registers rules; the names it added."""
+    """Run a user's Python file that registers rules, and return the names that it added.
+
+    Raises:
+        ArgumentError: the file does not exist, fails, or registers no rule.
+    """
     path = Path(path)
     if not path.is_file():
         raise ArgumentError(f"--plugin {path}: no such file")
@@ -195,7 +263,7 @@ def load_plugin(path: str | Path) -> tuple[str, ...]:
 
 
 def from_plugins() -> tuple[str, ...]:
-    """The rules that plugin files registered."""
+    """Return the names of the rules that plugin files registered."""
     return tuple(name for name, known in _definitions.items() if _origin(known)[0].startswith(PLUGIN_PREFIX))
 
 
@@ -211,7 +279,7 @@ def _load_entry_points() -> None:
             _state["entry_points_loaded"] = False
             raise ArgumentError(
                 f"entry point '{entry.name} = {entry.value}' of {ENTRY_POINT_GROUP}: {type(error).__name__}: {error}; "
-                "mend or uninstall the package that brings it"
+                "fix or uninstall the package that brings it"
             ) from error
         if callable(definition) and not any(known is definition for known in _definitions.values()):
             if entry.name not in _registry:

@@ -72,7 +72,7 @@ def test_what_the_kernel_refuses_the_reference_does(taken: list[str]) -> None:
 
 
 def test_without_a_library_the_reference_serves(taken: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "_missing", "nobody built it")
+    monkeypatch.setattr(cpu, "unavailable", lambda: "nobody built it")
     q = torch.randn(1, 2, 512, 8)
     assert torch.equal(rf.read(q, q, q), rf.read(q, q, q, impl="reference"))
     assert taken == ["reference", "reference"]
@@ -88,7 +88,7 @@ def test_centred_scores_keep_their_digits_under_autocast(
 ) -> None:
     """What all slots have in common is far larger than what tells them apart, and bfloat16 has three digits."""
     if not has_library:
-        monkeypatch.setattr(cpu, "_missing", "nobody built it")
+        monkeypatch.setattr(cpu, "unavailable", lambda: "nobody built it")
     generator = torch.Generator().manual_seed(0)
     q, k, v = torch.randn(3, 4, 8, 128, 64, generator=generator).bfloat16()
     q, k = q + 15 / 8, k + 15 / 8
