@@ -62,6 +62,19 @@ class FeedForward(nn.Module):
 
     `memory.read` with scale 1 and the key bias is the specification; with every slot
     visible to every query two dense products compute it faster than any tiled read.
+
+    Args:
+        width: width of the tokens, D.
+        slots: number of learned slots.
+        rule: how scores become weights.
+        bias: whether keys and values have a bias; by default those of pointwise rules have.
+        value_std: standard deviation of the initial values; see `default_value_std`.
+
+    Example:
+        >>> from reluformer import rules
+        >>> out, stats = FeedForward(8, 32, rules.get("relu"))(torch.zeros(2, 5, 8))
+        >>> out.shape
+        torch.Size([2, 5, 8])
     """
 
     def __init__(
@@ -81,7 +94,7 @@ class FeedForward(nn.Module):
 
     @staticmethod
     def default_value_std(rule: Rule, slots: int) -> float:
-        """A read of variance one for pointwise rules; the plain FFN's values for row-wise ones."""
+        """Return the deviation that gives pointwise rules a read of variance one, and others the plain FFN's values."""
         return 1 / math.sqrt(rule.read_variance(slots)) if isinstance(rule, Pointwise) else math.sqrt(2 / slots)
 
     def reset_parameters(self) -> None:
@@ -92,7 +105,7 @@ class FeedForward(nn.Module):
                 nn.init.zeros_(linear.bias)
 
     def weights(self, x: Tensor) -> Tensor:
-        """The weight of each slot, (..., T, slots); for telemetry and tests."""
+        """Return the weight of each slot for x (..., T, D), as (..., T, slots); for telemetry and tests."""
         n = torch.full((), float(self.slots), dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
         return self.rule.weights(self.keys(x), n, None)
 
@@ -105,7 +118,7 @@ class FeedForward(nn.Module):
         return self.norm(read), None
 
     def _value_rows(self) -> Tensor:
-        """The values, a row each: a transposed copy of the matrix, kept until the matrix changes.
+        """Return the values as rows: a transposed copy of the matrix, kept until the matrix changes.
 
         A write through `.data` goes unseen; `eval()` after it makes the copy anew.
         """
@@ -136,7 +149,7 @@ class SlotCache:
         self._buffers: list[Tensor] = []
 
     def append(self, new: TokenSlots) -> TokenSlots:
-        """Add the slots of the newest tokens; all slots so far."""
+        """Add the slots of the newest tokens, and return all slots so far."""
         needed = self.length + new.keys.size(2)
         if not self._buffers or needed > self._buffers[0].size(2):
             self._grow(new, capacity=max(16, 2 * needed))
@@ -195,8 +208,20 @@ class TokenRead(nn.Module):
 class Attention(nn.Module):
     """A read of slots made from tokens: its own (self, causal) or another sequence's (cross).
 
-    With `learn_offset` each head learns what to add to its scores, started at 0; a row-wise
-    rule, to which only differences of scores matter, takes none.
+    Args:
+        width: width of the tokens, D.
+        heads: number of heads, H; it divides the width.
+        rule: how scores become weights.
+        causal: whether a token sees no slot after its own position.
+        learn_offset: whether each head learns a number that is added to its scores, started at 0. A rule to which
+            only differences of scores matter takes none.
+
+    Example:
+        >>> from reluformer import rules
+        >>> attention = Attention(8, 2, rules.get("relu"), causal=True)
+        >>> out, stats = attention(torch.zeros(2, 5, 8), stats=True)
+        >>> out.shape, stats.row_sum.shape
+        (torch.Size([2, 5, 8]), torch.Size([2, 2, 5]))
     """
 
     def __init__(self, width: int, heads: int, rule: Rule, causal: bool = False, learn_offset: bool = False) -> None:
@@ -231,7 +256,7 @@ class Attention(nn.Module):
             rows[:, head] = orthogonal.view_as(rows[:, head])
 
     def slots(self, tokens: Tensor, mask: Tensor | None = None, rotation: Rotation | None = None) -> TokenSlots:
-        """The slots of `tokens` (B, T, D)."""
+        """Return the slots of `tokens` (B, T, D); `mask` (B, T) is True where they are visible."""
         keys, values = (self._split(part) for part in self.key_value(tokens).chunk(2, dim=-1))
         return TokenSlots(keys if rotation is None else rotate(keys, rotation), values, mask)
 
@@ -310,13 +335,13 @@ def _angles(first: int, length: int, width: int, device: torch.device) -> Tensor
 
 
 def sinusoids(first: int, length: int, width: int, device: torch.device) -> Tensor:
-    """(length, width): sines in the even columns, cosines in the odd ones."""
+    """Return (length, width): sines in the even columns, cosines in the odd ones."""
     angles = _angles(first, length, width, device)
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :width]
 
 
 def rotation(first: int, length: int, width: int, device: torch.device) -> Rotation:
-    """The rotation of `length` positions from `first` on, for heads of even `width`."""
+    """Return the rotation of `length` positions from `first` on, for heads of even `width`."""
     angles = _angles(first, length, width, device)
     return Rotation(angles.cos(), angles.sin())
 

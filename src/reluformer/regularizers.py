@@ -61,7 +61,23 @@ class RegularizerSums(NamedTuple):
 
 
 def sums(stats: RowStats, row_mask: Tensor | None = None, margin: float = 0.7) -> RegularizerSums:
-    """The two terms of one read, over rows (B, H, T); row_mask (B, T) is True at real queries."""
+    """Return the two terms of one read.
+
+    Args:
+        stats: row statistics (B, H, T) of the read.
+        row_mask: boolean (B, T), True at real queries; None where no query is padding.
+        margin: the share of log n that the entropy of a row may reach.
+
+    Raises:
+        ArgumentError: row_mask does not fit the statistics.
+
+    Example:
+        >>> import reluformer as rf
+        >>> _, stats = rf.read(*torch.ones(3, 1, 1, 4, 2), rule="relu_norm", return_stats=True)
+        >>> found = sums(stats)
+        >>> found.live.item(), found.dead.item()
+        (4, 0)
+    """
     counted = torch.ones_like(stats.row_sum, dtype=torch.bool)
     if row_mask is not None:
         if row_mask.dtype != torch.bool or row_mask.shape != (stats.row_sum.size(0), stats.row_sum.size(2)):
@@ -86,12 +102,12 @@ def sums(stats: RowStats, row_mask: Tensor | None = None, margin: float = 0.7) -
 def total(
     reads: Mapping[str, RowStats], row_masks: Mapping[str, Tensor | None], margin: float = 0.7
 ) -> RegularizerSums:
-    """The sums over all attention modules; row_masks by the first part of a read's name."""
+    """Return the sums over all attention modules; row_masks are found by the first part of a read's name."""
     return add(sums(stats, row_masks.get(name.split(".")[0]), margin) for name, stats in reads.items())
 
 
 def add(parts: Iterable[RegularizerSums]) -> RegularizerSums:
-    """Sums of several reads together."""
+    """Return the sums of several reads together."""
     columns = list(zip(*parts, strict=True))
     if not columns:
         raise ArgumentError("no read to regularise; call the model with stats=True")
