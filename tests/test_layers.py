@@ -100,7 +100,7 @@ class TestVarianceOfAttention:
         tokens = normal(4, slots, 128)
         with torch.no_grad():
             read, _ = attention.read(
-                attention._split(attention.query(normal(4, 16, 128, seed=1))), attention.slots(tokens)
+                attention.split_heads(attention.query(normal(4, 16, 128, seed=1))), attention.slots(tokens)
             )
         return read.var().item()
 
@@ -121,7 +121,7 @@ class TestVarianceOfAttention:
             attention = Attention(128, 4, rules.get("relu"))
             torch.nn.init.normal_(attention.key_value.weight, std=128**-0.5)
             with torch.no_grad():
-                q = attention._split(attention.query(normal(2, 16, 128, seed=2 * seed + 1)))
+                q = attention.split_heads(attention.query(normal(2, 16, 128, seed=2 * seed + 1)))
                 read, _ = attention.read(q, attention.slots(normal(2, slots, 128, seed=2 * seed)))
             variances.append(read.var().item())
         assert sum(variances) / 6 == pytest.approx(1 + slots / 256, rel=0.3)
@@ -152,7 +152,7 @@ class TestAttention:
             assert plain.read.offset is None and learned.read.offset is not None
             with torch.no_grad():
                 learned.read.offset.copy_(torch.tensor([0.5, -0.25]))
-            q, slots = learned._split(learned.query(x)), learned.slots(x)
+            q, slots = learned.split_heads(learned.query(x)), learned.slots(x)
             bias = torch.tensor([0.5, -0.25]).view(1, 2, 1, 1)
             expected = rf.read(q, slots.keys, slots.values, rule=name, causal=True, bias=bias)
             read, _ = learned.read(q, slots, stats=True)

@@ -8,7 +8,6 @@ A recipe is a YAML file of such sections; `--set section.key=value` overrides si
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -168,20 +167,3 @@ def _override(values: dict[str, Any], override: str) -> None:
     if isinstance(values[last], str):
         with suppress(ValueError):  # YAML reads 3e-4 as a string
             values[last] = float(text)
-
-
-_MOVED = {
-    "DataConfig": "reluformer.translation.recipe",
-    "DecodingConfig": "reluformer.translation.recipe",
-    "ModelConfig": "reluformer.models.config",
-    "Recipe": "reluformer.translation.recipe",
-    "RegularizerConfig": "reluformer.regularizers",
-    "TrainingConfig": "reluformer.training.config",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Finds the sections that scripts for version 0.1 import from here; each now lives beside its part."""
-    if name not in _MOVED:
-        raise AttributeError(f"module 'reluformer.config' has no attribute '{name}'")
-    return getattr(importlib.import_module(_MOVED[name]), name)

@@ -257,7 +257,7 @@ class Attention(nn.Module):
 
     def slots(self, tokens: Tensor, mask: Tensor | None = None, rotation: Rotation | None = None) -> TokenSlots:
         """Return the slots of `tokens` (B, T, D); `mask` (B, T) is True where they are visible."""
-        keys, values = (self._split(part) for part in self.key_value(tokens).chunk(2, dim=-1))
+        keys, values = (self.split_heads(part) for part in self.key_value(tokens).chunk(2, dim=-1))
         return TokenSlots(keys if rotation is None else rotate(keys, rotation), values, mask)
 
     def forward(
@@ -281,7 +281,7 @@ class Attention(nn.Module):
             slots = slots if cache is None else cache.append(slots)
         batch, length, width = x.shape
         shared = batch // slots.keys.size(0) if batch else 1
-        q = self._split(self.query(x).reshape(-1, shared * length, width))
+        q = self.split_heads(self.query(x).reshape(-1, shared * length, width))
         if rotation is not None:
             q = rotate(q, rotation)
         if self.log_gamma is not None:
@@ -295,8 +295,8 @@ class Attention(nn.Module):
         assert self.log_gamma is not None and self.read.rule.homogeneity is not None
         return torch.exp(-self.log_gamma / self.read.rule.homogeneity)[:, None, None]
 
-    def _split(self, x: Tensor) -> Tensor:
-        """(B, T, D) -> (B, H, T, d)."""
+    def split_heads(self, x: Tensor) -> Tensor:
+        """Return x (B, T, D) as (B, H, T, d): a part of the width for each head."""
         return x.view(*x.shape[:2], self.heads, x.size(-1) // self.heads).transpose(1, 2)
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from reluformer import rules
 from reluformer.errors import ConfigError, UnknownNameError
 from reluformer.models.encoder_decoder import ReLUFormer
-from reluformer.rules import registry
 from reluformer.study import controls, experiment
 from reluformer.study.evaluation import MEASURES as EVALUATED
 from reluformer.study.experiment import SCALES, Experiment
@@ -26,11 +26,13 @@ NAMES = [path.stem for path in (Path(experiment.__file__).parent / "experiments"
 
 
 @pytest.fixture
-def controls_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def controls_known() -> Iterator[None]:
     """The controls are registered inside a test only: other tests go through all rules."""
-
-    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
+    before = set(rules.names())
     controls.register()
+    yield
+    for name in set(rules.names()) - before:
+        rules.unregister(name)
 
 
 def test_every_claim_of_the_paper_has_an_experiment() -> None:

@@ -13,21 +13,3 @@ progress    what a person sees, and TensorBoard
 processes   communication between the processes of one training
 config      the section `training` of a recipe
 """
-
-from __future__ import annotations
-
-import importlib
-from typing import Any
-
-_HOME = {
-    "DivergedError": "reluformer.training.divergence",
-    "TrainingResult": "reluformer.training.fit",
-    "train": "reluformer.translation.task",  # scripts for version 0.1 import it from here; it is `reluformer.train`
-}
-__all__ = ["DivergedError", "TrainingResult", "train"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'reluformer.training' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOME[name]), name)

@@ -298,8 +298,7 @@ def test_a_rule_of_the_users_own(families: Any, tokens: Any) -> None:
         torch.testing.assert_close(ours(tokens(1, 9)).logits, plain(tokens(1, 9)).logits, rtol=0, atol=TOLERANCE)
     finally:
         PLAIN.pop("hub_test_square", None)
-        rules.registry._registry.pop("hub_test_square")
-        rules.registry._defaults.pop("hub_test_square", None)
+        rules.unregister("hub_test_square")
 
 
 def test_a_model_is_made_with_a_rule(families: Any, tokens: Any) -> None:
