@@ -145,3 +145,11 @@ def test_published_verdicts_follow_from_the_published_results() -> None:
     for name, claim, verdict, _ in judged:
         row = next(row for row in rows if row.startswith(f"| {claim} "))
         assert f"`{name}`: {verdict}" in row.rpartition(" | ")[2]
+
+
+def test_the_design_names_every_module_of_the_tree() -> None:
+    source = ROOT / "src" / "reluformer"
+    modules = {path.stem for path in source.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    rows = re.findall(r"^\|[^|]*\|([^|]*)\|", (ROOT / "docs" / "design.md").read_text(encoding="utf-8"), re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert named == modules - {"__init__", "__main__"}
