@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from reluformer.errors import StorageError
-from reluformer.files import alone_in, whole_directory, whole_file
+from reluformer.files import alone_in, delete_partial, whole_directory, whole_file
 
 fcntl = pytest.importorskip("fcntl", reason="this system has no file locks")
 
@@ -42,10 +42,43 @@ def test_an_error_leaves_the_old_directory(tmp_path: Path) -> None:
 
 
 def test_what_a_kill_left_is_deleted_by_the_next_who_is_alone(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors.3f080efa.partial").write_bytes(b"half")
+    (tmp_path / ".model.safetensors.reluformer-3f080efa.partial").write_bytes(b"half")
     (tmp_path / "model.safetensors").write_bytes(b"whole")
     with alone_in(tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+FOREIGN = ("film.partial", ".film.partial", ".export.partial", "a.3f080efa.partial", "export.reluformer-1.partial")
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_partial_files_of_other_programs_are_kept(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("precious")
+    with alone_in(tmp_path):
+        delete_partial(tmp_path, directories=True)
+    with whole_directory(tmp_path / "export"):
+        pass
+    assert (tmp_path / name).read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_partial_directories_of_other_programs_are_kept(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "film").write_text("precious")
+    with alone_in(tmp_path):
+        delete_partial(tmp_path, directories=True)
+    with whole_directory(tmp_path / "export"):
+        pass
+    assert (tmp_path / name / "film").read_text() == "precious"
+
+
+def test_a_directory_that_a_kill_left_is_deleted_when_it_is_written_again(tmp_path: Path) -> None:
+    left, other = (tmp_path / f".{name}.reluformer-3f080efa.partial" for name in ("export", "other"))
+    left.mkdir()
+    other.mkdir()
+    with whole_directory(tmp_path / "export"):
+        pass
+    assert {path.name for path in tmp_path.iterdir()} == {"export", other.name}
 
 
 def test_a_second_one_is_told_where_it_is_not_to_wait(tmp_path: Path) -> None:

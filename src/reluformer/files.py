@@ -1,12 +1,14 @@
 """Files and directories that are either whole or absent, and locks of directories.
 
-They are written under another name, flushed to the disk, and renamed when they are whole.
+They are written under another name, flushed to the disk, and renamed when they are whole. That
+name is `.NAME.reluformer-XXXXXXXX.partial`; nothing else that ends in .partial is ever deleted.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +17,23 @@ from secrets import token_hex
 from typing import IO, Any
 
 from reluformer.errors import StorageError
+
+_PARTIAL = re.compile(r"\..+\.reluformer-[0-9a-f]{8}\.partial", re.DOTALL)
+
+
+def _partial(path: Path) -> Path:
+    """Returns the name of a file or directory while it is written."""
+    return path.with_name(f".{path.name}.reluformer-{token_hex(4)}.partial")
+
+
+def is_partial(path: Path) -> bool:
+    """Returns whether this module gave a file or directory its name, and it was not finished.
+
+    Example:
+        >>> is_partial(Path(".model.safetensors.reluformer-3f080efa.partial")), is_partial(Path("film.partial"))
+        (True, False)
+    """
+    return _PARTIAL.fullmatch(path.name) is not None
 
 
 @contextmanager
@@ -34,7 +53,7 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
         ...     (Path(directory) / "a.txt").read_text()
         'text'
     """
-    partial = path.with_name(f"{path.name}.{token_hex(4)}.partial")
+    partial = _partial(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -57,6 +76,8 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 def whole_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yields a directory to write to, which gets its name only when the block ends without an error.
 
+    What an interrupted write of the same directory left behind is deleted.
+
     Args:
         path: The final name.
         replace: Whether to delete a directory of that name; otherwise it must not exist, or be empty.
@@ -64,10 +85,12 @@ def whole_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
     Raises:
         StorageError: The directory cannot be written.
     """
-    partial = path.with_name(f".{path.name}.partial")
+    partial = _partial(path)
     try:
-        shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
+        for other in _partial_entries(path.parent):
+            if other != partial and other.name.startswith(f".{path.name}.reluformer-"):
+                shutil.rmtree(other, ignore_errors=True)
         yield partial
         for written in (*(file for file in partial.rglob("*") if file.is_file()), partial):
             flush(written)
@@ -128,11 +151,22 @@ def read_json(path: Path, *, what: str, version: int) -> dict[str, Any]:
     return dict(values)
 
 
-def delete_partial(directory: Path) -> None:
-    """Deletes the partial files of killed processes; no other process may be writing here."""
-    for path in directory.glob("*.partial"):
-        if path.is_file():
+def delete_partial(directory: Path, *, directories: bool = False) -> None:
+    """Deletes the partial files of killed processes; no other process may be writing here.
+
+    Args:
+        directory: Where to look; folders in it are not searched.
+        directories: Whether to delete partial directories, too.
+    """
+    for path in _partial_entries(directory):
+        if not path.is_dir():
             path.unlink(missing_ok=True)
+        elif directories:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _partial_entries(directory: Path) -> list[Path]:
+    return [path for path in directory.glob(".*.partial") if is_partial(path)]
 
 
 @contextmanager

@@ -86,7 +86,7 @@ def test_a_full_disk_leaves_the_old_one_intact(tmp_path: Path, monkeypatch: pyte
 
 def test_what_is_past_a_step_can_be_dropped(tmp_path: Path) -> None:
     store = store_with(tmp_path, 1, 2, 3)
-    (tmp_path / ".step-00000004.partial").mkdir()
+    (tmp_path / ".step-00000004.reluformer-3f080efa.partial").mkdir()
     store.drop_after(2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
 

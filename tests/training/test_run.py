@@ -81,9 +81,16 @@ def test_a_kill_while_a_run_is_deleted_is_not_in_the_way(
 
 
 def test_what_a_kill_left_half_written_is_not_in_the_way(make_recipe: Any, tmp_path: Path) -> None:
-    (tmp_path / ".recipe.yaml.partial").write_text("data:")
+    (tmp_path / ".recipe.yaml.reluformer-3f080efa.partial").write_text("data:")
     RunDirectory(tmp_path).begin(make_recipe())
     assert RunDirectory(tmp_path).recipe(Recipe) == make_recipe()
+
+
+def test_a_partial_download_of_another_program_is_kept(make_recipe: Any, tmp_path: Path) -> None:
+    (tmp_path / "film.partial").write_text("precious")
+    with RunDirectory(tmp_path).alone(), pytest.raises(StorageError, match=r"not a run, it holds film\.partial"):
+        RunDirectory(tmp_path).begin(make_recipe())
+    assert (tmp_path / "film.partial").read_text() == "precious"
 
 
 def test_early_stopping_needs_a_validation_split(make_recipe: Any) -> None:

@@ -118,8 +118,7 @@ class CheckpointStore:
         for later in self.steps():
             if later > step:
                 shutil.rmtree(self.path(later), ignore_errors=True)
-        for partial in self.directory.glob(f".{_PREFIX}*.partial"):
-            shutil.rmtree(partial, ignore_errors=True)
+        files.delete_partial(self.directory, directories=True)
 
 
 def _checksum(path: Path) -> str:

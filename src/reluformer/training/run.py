@@ -196,7 +196,7 @@ class RunDirectory:
         """Refuses a directory that holds anything but an earlier run or a prepared corpus."""
         if self.exists:
             return
-        foreign = sorted(path.name for path in self._entries() if path.suffix != ".partial" and path.name != "data")
+        foreign = sorted(path.name for path in self._entries() if path.name != "data" and not files.is_partial(path))
         if foreign:
             raise StorageError(f"{self.path}: not a run, it holds {', '.join(foreign[:3])}; choose a new directory")
 
