@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -126,6 +127,31 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes a JSON object whole or not at all."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def check_regular(path: Path) -> None:
+    """Refuses a named pipe, a device or a socket, which could be read without end; a missing file is no concern here.
+
+    Raises:
+        StorageError: The path names no regular file or directory.
+
+    Example:
+        >>> try:
+        ...     check_regular(Path("/dev/null"))
+        ... except StorageError as error:
+        ...     print(error)
+        /dev/null: is a device, not a regular file; copy its content to a file first
+    """
+    try:
+        mode = path.stat().st_mode
+    except ValueError:
+        raise StorageError(f"{str(path)!r}: not a path, it holds a NUL character") from None
+    except OSError:
+        return
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return
+    kind = "named pipe" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "device"
+    raise StorageError(f"{path}: is a {kind}, not a regular file; copy its content to a file first")
 
 
 def read_json(path: Path, *, what: str, version: int) -> dict[str, Any]:

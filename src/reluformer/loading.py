@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from reluformer.errors import ArgumentError
-from reluformer.models import CONFIG
+from reluformer.models import CONFIG, WEIGHTS, storage
 from reluformer.training.run import RunDirectory, find_run
 from reluformer.translation.translator import Translator, load_run
 
@@ -78,6 +78,8 @@ def _is_transformers_export(directory: Path) -> bool:
 def _load_transformers_export(directory: Path, device: torch.device, **decoding: Any) -> Translator:
     from reluformer import hub
 
+    if (directory / WEIGHTS).exists():  # large models have several files
+        storage.read_header(directory / WEIGHTS)
     model = hub.ReLUFormerForConditionalGeneration.from_pretrained(directory, dtype=torch.float32)
     tokenizer = hub.ReLUFormerTokenizer.from_pretrained(directory)
     return hub.translator(model.to(device), tokenizer, **decoding)

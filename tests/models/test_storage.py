@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -68,6 +69,13 @@ def edit_weights(directory: Path, **changes: torch.Tensor | None) -> None:
     path = directory / "model.safetensors"
     weights = {**load_file(path), **{name.replace("__", "."): value for name, value in changes.items()}}
     save_file({name: value for name, value in weights.items() if value is not None}, path)
+    edit_config(directory, weights=hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+def flip_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
 
 
 def truncate(path: Path) -> None:
@@ -101,12 +109,33 @@ def truncate(path: Path) -> None:
             lambda d: edit_weights(d, encoder_norm__bias=torch.full((16,), torch.nan)),
             "weight 'encoder_norm.bias' holds NaN or infinity",
         ),
+        (
+            lambda d: edit_weights(d, encoder_norm__bias=torch.ones(16, dtype=torch.int64)),
+            "weight 'encoder_norm.bias' has type I64; the weights of a model are floating-point",
+        ),
+        (lambda d: edit_weights(d, encoder_norm__bias=torch.ones(16, dtype=torch.bool)), "has type BOOL"),
+        (lambda d: flip_bit(d / "model.safetensors"), "model.safetensors: damaged, or changed since it was saved"),
     ],
 )
 def test_a_damaged_directory_says_what_is_wrong(saved: Path, damage: object, message: str) -> None:
     damage(saved)
     with pytest.raises(StorageError, match=message):
         rf.ReLUFormer.load(saved)
+
+
+def test_sizes_are_compared_with_the_weights_before_memory_is_taken(saved: Path) -> None:
+    model = json.loads((saved / "config.json").read_text())["model"]
+    edit_config(saved, model={**model, "vocab_size": 2**30, "width": 2**14})  # 64 TiB of embeddings
+    with pytest.raises(StorageError, match=r"has shape \(20, 16\), config.json asks for \(1073741824, 16384\)"):
+        rf.ReLUFormer.load(saved)
+
+
+def test_a_model_of_version_0_1_has_no_checksum_and_loads(saved: Path) -> None:
+    content = json.loads((saved / "config.json").read_text())
+    del content["weights"]
+    (saved / "config.json").write_text(json.dumps(content))
+    flip_bit(saved / "model.safetensors")
+    rf.ReLUFormer.load(saved)
 
 
 def test_a_rule_that_no_file_can_name_is_refused(tmp_path: Path) -> None:

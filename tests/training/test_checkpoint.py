@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import json
 from pathlib import Path
 from typing import Any
 
@@ -53,17 +54,50 @@ def tear_state(path: Path) -> None:
     (path / "state.json").write_text('{"format": 1, "st')
 
 
+def change_state(path: Path) -> None:
+    state = path / "state.json"
+    state.write_text(state.read_text().replace('"tokens": 60', '"tokens": 61'))
+
+
+def rename_checksum(path: Path) -> None:
+    state = path / "state.json"
+    state.write_text(state.read_text().replace('"checksum"', '"checksun"'))
+
+
+def nest_state(path: Path) -> None:
+    (path / "state.json").write_text("[" * 200_000)
+
+
 def lose_tensor(path: Path) -> None:
     (path / "model.safetensors").unlink()
 
 
-@pytest.mark.parametrize("damage", [tear_tensor, flip_bit, tear_state, lose_tensor])
+@pytest.mark.parametrize(
+    "damage", [tear_tensor, flip_bit, tear_state, change_state, rename_checksum, nest_state, lose_tensor]
+)
 def test_a_torn_checkpoint_is_skipped_and_told(tmp_path: Path, damage: Any) -> None:
     store = store_with(tmp_path, 3, 6)
     damage(store.path(6))
     found, problems = store.newest()
     assert found is not None and found.step == 3
     assert len(problems) == 1 and "step-00000006" in problems[0]
+
+
+def test_a_state_of_version_0_1_has_no_checksum_and_is_read(tmp_path: Path) -> None:
+    store = store_with(tmp_path, 3)
+    content = json.loads((store.path(3) / "state.json").read_text())
+    del content["checksum"]
+    (store.path(3) / "state.json").write_text(json.dumps(content))
+    assert store.read(3).state == {"tokens": 30, "loss": 0.1 + 0.2}
+
+
+def test_a_state_that_cannot_be_used_is_skipped(tmp_path: Path) -> None:
+    def check(found: Checkpoint) -> None:
+        if found.step == 6:
+            raise StorageError("step 6: damaged")
+
+    found, problems = store_with(tmp_path, 3, 6).newest(check)
+    assert found is not None and (found.step, problems) == (3, ["step 6: damaged"])
 
 
 def test_without_any_there_is_none(tmp_path: Path) -> None:

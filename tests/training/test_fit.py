@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,16 @@ from reluformer.translation.tokenizer import Tokenizer
 
 def run(recipe: Recipe, directory: Path, prepared: Path | None, **options: Any) -> Any:
     return train(recipe, directory, prepared=prepared, **{"progress": SilentProgress(), **options})
+
+
+class Messages(SilentProgress):
+    """Keeps the messages."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -81,6 +92,59 @@ def test_a_corpus_may_move_but_not_change(make_recipe: Any, corpus: dict[str, An
     log.path.write_text(log.path.read_text(encoding="utf-8").replace('"corpus"', '"unknown"'), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"another recipe; different: data\.train\.src"):
         run(make_recipe(updates=12, data=moved("there")), tmp_path / "run", None)
+
+
+def swap_lines(lines: list[str]) -> list[str]:
+    return [*lines[:5], lines[6], lines[5], *lines[7:]]
+
+
+def shift_lines(lines: list[str]) -> list[str]:
+    return lines[1:] + lines[:1]
+
+
+@pytest.mark.parametrize("change", [swap_lines, shift_lines])
+def test_lines_that_were_swapped_or_misaligned_are_noticed(
+    make_recipe: Any, corpus: dict[str, Any], tmp_path: Path, change: Any
+) -> None:
+    target = tmp_path / "train.tgt"
+    lines = Path(corpus["train"]["tgt"]).read_text(encoding="utf-8").splitlines()
+    target.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    data = {"train": {**corpus["train"], "tgt": str(target)}}
+    run(make_recipe(updates=3, data=data), tmp_path / "run", None)
+    target.write_text("\n".join(change(lines)) + "\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"the corpus is not the one that this run began with \(train_checksum"):
+        run(make_recipe(updates=6, data=data), tmp_path / "run", None)
+
+
+def test_a_run_of_version_0_1_is_known_by_its_numbers_of_tokens(
+    make_recipe: Any, prepared: Path, tmp_path: Path
+) -> None:
+    run(make_recipe(updates=3), tmp_path, prepared)
+    log = RunDirectory(tmp_path).log
+    events = log.events()
+    for key in ("train_checksum", "valid_checksum"):
+        del events[0]["corpus"][key]
+    log.path.write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
+    assert run(make_recipe(updates=4), tmp_path, prepared).step == 4
+
+
+def test_a_changed_state_is_reported_and_an_earlier_checkpoint_used(
+    make_recipe: Any, prepared: Path, tmp_path: Path
+) -> None:
+    run(make_recipe(updates=6), tmp_path / "run", prepared)
+    state = tmp_path / "run" / "checkpoints" / "step-00000006" / "state.json"
+    content = json.loads(state.read_text(encoding="utf-8"))
+    content["state"]["training"]["step"] = 5
+    for version in ("today", "0.1"):
+        shutil.copytree(tmp_path / "run", tmp_path / version)
+        if version == "0.1":
+            del content["checksum"]
+        path = tmp_path / version / state.relative_to(tmp_path / "run")
+        path.write_text(json.dumps(content), encoding="utf-8")
+        progress = Messages()
+        run(make_recipe(updates=9), tmp_path / version, prepared, progress=progress)
+        assert "skipped a checkpoint: " in progress.messages[1] and "6" in progress.messages[1]
+        assert "resuming after update 3" in progress.messages
 
 
 def test_without_resuming_a_run_starts_anew(make_recipe: Any, prepared: Path, tmp_path: Path) -> None:

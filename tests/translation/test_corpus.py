@@ -421,6 +421,31 @@ def test_preparing_twice_gives_the_same_bytes(config: DataConfig, tmp_path: Path
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
 
 
+def test_a_token_that_was_changed_on_disk_is_noticed_and_the_corpus_prepared_again(
+    config: DataConfig, tmp_path: Path
+) -> None:
+    prepare(config, tmp_path / "out")
+    whole = PreparedCorpus(tmp_path / "out")
+    tokens = whole.store("train")[3].source.tobytes()
+    path = tmp_path / "out" / "train.arrow"
+    content = path.read_bytes()
+    assert tokens in content
+    path.write_bytes(content.replace(tokens, tokens[2:4] + tokens[:2] + tokens[4:], 1))
+    with pytest.raises(StorageError, match=r"train\.arrow: damaged, its checksum is not that of the manifest"):
+        PreparedCorpus(tmp_path / "out").checksum("train")
+    assert not prepare(config, tmp_path / "out").reused
+    assert path.read_bytes() == content
+
+
+def test_the_checksum_follows_the_segments_and_not_the_names(config: DataConfig, tmp_path: Path) -> None:
+    prepare(config, tmp_path / "one")
+    train = config.train.files[0]
+    moved = config.replace(train={"path": train.rename(train.with_name("moved.jsonl"))})
+    prepare(moved, tmp_path / "two")
+    one, two = (PreparedCorpus(tmp_path / name) for name in ("one", "two"))
+    assert one.checksum("train") == two.checksum("train") != one.checksum("valid")
+
+
 def test_progress_ends_with_all_pairs(config: DataConfig, tmp_path: Path) -> None:
     told: dict[str, int] = {}
     prepare(config, tmp_path / "out", progress=told.__setitem__)

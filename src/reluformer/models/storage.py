@@ -1,18 +1,20 @@
 """A model on disk: a directory with config.json and model.safetensors, nothing executable.
 
 Each file is written whole or not at all, the configuration last, so that a directory with
-a config.json is complete.
+a config.json is complete. The configuration has the checksum of the weights. Before memory is
+taken for a model, the header of its weights is compared with the configuration.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
@@ -25,6 +27,8 @@ from reluformer.models.config import ModelConfig
 
 FORMAT = 1
 KIND = "reluformer"
+_FLOATING = ("F64", "F32", "F16", "BF16")
+"""The types of weights that a model may have, by their names in safetensors files."""
 
 
 def save(directory: Path, config: ModelConfig, state: Mapping[str, Tensor], tokenizer: str | None = None) -> None:
@@ -46,7 +50,8 @@ def save(directory: Path, config: ModelConfig, state: Mapping[str, Tensor], toke
         with files.whole_file(directory / WEIGHTS) as file:
             file.write(weights)
         model = config.model_dump(mode="json")
-        content = {"format": FORMAT, "kind": KIND, "model": model, "tokenizer": tokenizer}
+        checksum = hashlib.sha256(weights).hexdigest()
+        content = {"format": FORMAT, "kind": KIND, "model": model, "tokenizer": tokenizer, "weights": checksum}
         files.write_json(directory / CONFIG, content)
     except (ArgumentError, StorageError, SafetensorError) as error:
         raise StorageError(f"cannot save the model: {error}") from None
@@ -94,36 +99,87 @@ def load_weights(directory: Path, model: nn.Module) -> None:
     """Fills `model` with the saved weights, exactly.
 
     Raises:
-        StorageError: A weight is missing, unknown, of another shape, or not finite.
+        StorageError: A weight is missing, unknown, of another shape or type, or not finite, or the file is not
+            the one that was saved.
     """
+    check_weights(directory, model)
     path = directory / WEIGHTS
     try:
         saved = load_file(path)
-    except FileNotFoundError:
-        raise StorageError(f"{directory}: {WEIGHTS} is missing; copy the whole directory") from None
     except (SafetensorError, OSError, ValueError) as error:
         raise StorageError(f"{path}: damaged ({error}); copy or save it again") from None
+    _check_values(directory, saved)
     if any(tensor.dtype == torch.float64 for tensor in saved.values()):
         model.double()  # float32 holds every other type
-    expected = _without_aliases(model.state_dict())
-    for name in saved:
+    with torch.no_grad():
+        for name, parameter in _without_aliases(model.state_dict()).items():
+            parameter.copy_(saved[name])
+
+
+def check_weights(directory: Path, model: nn.Module) -> None:
+    """Compares names, types and shapes of the saved weights with those of `model`; their values are not read.
+
+    Args:
+        directory: The directory of a saved model.
+        model: The model of its configuration; it may be on the device "meta", where it takes no memory.
+
+    Raises:
+        StorageError: A weight is missing, unknown, or of another shape or type, or the file is damaged.
+    """
+    path = directory / WEIGHTS
+    found = read_header(path)
+    first: dict[int, str] = {}  # shared weights are saved under the first of their names
+    state = model.state_dict(keep_vars=True)
+    expected = {name: weight for name, weight in state.items() if first.setdefault(id(weight), name) == name}
+    for name in found:
         if name not in expected:
             raise StorageError(
                 f"{path}: has a weight '{name}' that the model of {CONFIG} lacks; {nearest(name, expected)}"
             )
     for name, parameter in expected.items():
-        if name not in saved:
+        if name not in found:
             raise StorageError(f"{path}: lacks the weight '{name}'; it belongs to another {CONFIG}")
-        if saved[name].shape != parameter.shape:
-            raise StorageError(
-                f"{path}: weight '{name}' has shape {tuple(saved[name].shape)}, "
-                f"{CONFIG} asks for {tuple(parameter.shape)}"
-            )
-        if not torch.isfinite(saved[name]).all():
+        shape = tuple(parameter.shape)
+        if found[name] != shape:
+            raise StorageError(f"{path}: weight '{name}' has shape {found[name]}, {CONFIG} asks for {shape}")
+
+
+def read_header(path: Path) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of each weight in a safetensors file; their values are not read.
+
+    Raises:
+        StorageError: The file is missing or damaged, or a weight is not a floating-point number.
+    """
+    try:
+        files.check_regular(path)
+        with safe_open(path, framework="pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            types = {name: piece.get_dtype() for name, piece in slices.items()}
+            shapes = {name: tuple(piece.get_shape()) for name, piece in slices.items()}
+    except FileNotFoundError:
+        raise StorageError(f"{path.parent}: {WEIGHTS} is missing; copy the whole directory") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        if isinstance(error, StorageError):
+            raise
+        raise StorageError(f"{path}: damaged ({error}); copy or save it again") from None
+    for name, kind in types.items():
+        if kind not in _FLOATING:
+            raise StorageError(f"{path}: weight '{name}' has type {kind}; the weights of a model are floating-point")
+    return shapes
+
+
+def _check_values(directory: Path, saved: Mapping[str, Tensor]) -> None:
+    """Refuses weights that are not finite, and a file that is not the one that was saved."""
+    path = directory / WEIGHTS
+    for name, weight in saved.items():
+        if not torch.isfinite(weight).all():
             raise StorageError(f"{path}: weight '{name}' holds NaN or infinity; take an earlier checkpoint")
-    with torch.no_grad():
-        for name, parameter in expected.items():
-            parameter.copy_(saved[name])
+    checksum = _content(directory).get("weights")
+    if checksum is None:  # a model of version 0.1
+        return
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != checksum:
+            raise StorageError(f"{path}: damaged, or changed since it was saved; copy or save it again")
 
 
 def _without_aliases(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """Checkpoints: everything that training needs to resume as if it had never stopped.
 
 A checkpoint is a directory of safetensors files and a `state.json` that names them with
-their checksums. It is written whole or not at all. The checksums reveal one that was damaged
+their checksums, and has one of its own. It is written whole or not at all. The checksums reveal one that was damaged
 later (by a dying disk, a bad copy); then the newest good one is used. Nothing executable is
 stored.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,20 +74,32 @@ class CheckpointStore:
             save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path)
             checksums[path.name] = _checksum(path)
         content = {"format": FORMAT, "step": checkpoint.step, "files": checksums, "state": dict(checkpoint.state)}
+        content["checksum"] = _checksum_of(content)
         (directory / STATE).write_text(json.dumps(content, indent=2), encoding="utf-8")
 
-    def newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """Returns the newest good checkpoint, and what was wrong with newer ones."""
+    def newest(self, check: Callable[[Checkpoint], None] | None = None) -> tuple[Checkpoint | None, list[str]]:
+        """Returns the newest good checkpoint, and what was wrong with newer ones.
+
+        Args:
+            check: Raises a `StorageError` for a checkpoint whose state cannot be used.
+        """
         problems: list[str] = []
         for step in reversed(self.steps()):
             try:
-                return self.read(step), problems
+                checkpoint = self.read(step)
+                if check is not None:
+                    check(checkpoint)
+                return checkpoint, problems
             except StorageError as error:
                 problems.append(str(error))
         return None, problems
 
     def read(self, step: int) -> Checkpoint:
-        """Returns one checkpoint after checking every byte of it."""
+        """Returns one checkpoint after checking every byte of it.
+
+        Raises:
+            StorageError: A file is missing or damaged. The state.json of version 0.1 has no checksum to tell.
+        """
         content = self._manifest(step)
         tensors = {}
         for name, checksum in content["files"].items():
@@ -106,11 +118,14 @@ class CheckpointStore:
         path = self.path(step) / STATE
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
+            checksum = content.pop("checksum", None)  # version 0.1 wrote none
             found = content["format"], content["step"], content["files"], content["state"]
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise StorageError(f"{path}: torn: {error}") from None
         if found[:2] != (FORMAT, step):
             raise StorageError(f"{path}: format {found[0]} of step {found[1]}; expected {FORMAT} of step {step}")
+        if len(content) != len(found) or checksum not in (None, _checksum_of(content)):
+            raise StorageError(f"{path}: torn or changed since it was written")
         return dict(content)
 
     def drop_after(self, step: int) -> None:
@@ -119,6 +134,11 @@ class CheckpointStore:
             if later > step:
                 shutil.rmtree(self.path(later), ignore_errors=True)
         files.delete_partial(self.directory, directories=True)
+
+
+def _checksum_of(content: Mapping[str, Any]) -> str:
+    """Returns the checksum of plain data, which JSON keeps exactly."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _checksum(path: Path) -> str:

@@ -31,6 +31,7 @@ from reluformer.training.optimizer import mean_of
 from reluformer.training.processes import Processes
 from reluformer.training.progress import SilentProgress, TrainingProgress
 from reluformer.training.run import RunDirectory
+from reluformer.training.state import TrainingState
 from reluformer.training.task import Task
 
 
@@ -227,10 +228,15 @@ def _start(trainer: Trainer, initial: Path | None, resumes: bool) -> None:
 
 
 def _check_fingerprint(run: RunDirectory, fingerprint: Mapping[str, Any]) -> None:
-    """Refuses a corpus with another content; its files may have moved."""
+    """Refuses a corpus with another content; its files may have moved.
+
+    A run of version 0.1 knows only its tokenizer and its numbers of tokens; then these are compared.
+    """
     began = [event["corpus"] for event in run.log.events("start") if "corpus" in event]
-    if began and began[0] != fingerprint:
-        differing = ", ".join(f"{key} {began[0].get(key)} -> {value}" for key, value in fingerprint.items())
+    known = began[0] if began else {}
+    changed = [key for key in known if known[key] != fingerprint.get(key)]
+    if changed:
+        differing = ", ".join(f"{key} {known[key]} -> {fingerprint.get(key)}" for key in changed)
         raise ConfigError(
             f"{run.path}: the corpus is not the one that this run began with ({differing}); give it back its files, or "
             "start again with --fresh, which deletes the run"
@@ -238,7 +244,7 @@ def _check_fingerprint(run: RunDirectory, fingerprint: Mapping[str, Any]) -> Non
 
 
 def _newest_checkpoint(trainer: Trainer) -> Checkpoint:
-    checkpoint, problems = trainer.run.checkpoints.newest()
+    checkpoint, problems = trainer.run.checkpoints.newest(_check_state)
     for problem in problems:
         trainer.progress.message(f"skipped a checkpoint: {problem}")
     if checkpoint is None:
@@ -247,6 +253,16 @@ def _newest_checkpoint(trainer: Trainer) -> Checkpoint:
             "--fresh, which deletes the run"
         )
     return checkpoint
+
+
+def _check_state(checkpoint: Checkpoint) -> None:
+    """Refuses a state that is damaged or of another step, which version 0.1 has no checksum for."""
+    try:
+        state = TrainingState.from_json(checkpoint.state["training"])
+    except (KeyError, TypeError) as error:
+        raise StorageError(f"step {checkpoint.step}: the state of training is damaged: {error}") from None
+    if state.step != checkpoint.step:
+        raise StorageError(f"step {checkpoint.step}: its state is that of step {state.step}")
 
 
 def _begin(trainer: Trainer, fingerprint: Mapping[str, Any]) -> None:

@@ -174,6 +174,7 @@ class PreparedCorpus:
             self.key = str(manifest["key"])
             self.config = DataConfig.parse(manifest["config"], where=str(path))
             self._bytes = {name: int(size) for name, size in manifest["bytes"].items()}
+            self._checksums = dict(manifest.get("checksums", {}))  # version 0.1 wrote none
             splits: dict[Split, SplitSummary] = {
                 name: SplitSummary.from_json(manifest["splits"][name]) for name in self.config.splits
             }
@@ -203,6 +204,18 @@ class PreparedCorpus:
             raise StorageError(f"{store.path}: {len(store)} segments are not those of the manifest; prepare it again")
         return store
 
+    def checksum(self, split: Split) -> str:
+        """Returns the checksum of the segments of a split, after reading all of them.
+
+        Raises:
+            StorageError: It is not the checksum that the manifest has.
+        """
+        store = self.store(split)
+        found = store.checksum()
+        if self._checksums.get(split, found) != found:
+            raise StorageError(f"{store.path}: damaged, its checksum is not that of the manifest; prepare it again")
+        return found
+
     def documents(self, split: Split) -> Iterator[Document]:
         """Reads the texts of a split from the files that the configuration names; `summary` counted their problems."""
         self._check_split(split)
@@ -228,6 +241,9 @@ def write_manifest(summary: CorpusSummary, config: DataConfig, key: str) -> None
         "key": key,
         "config": config.model_dump(mode="json"),
         "bytes": {name: (summary.directory / name).stat().st_size for name in files},
+        "checksums": {
+            split: SegmentStore(summary.directory / store_name(split)).checksum() for split in summary.splits
+        },
         **replace(summary, reused=False).to_json(),
     }
     del manifest["directory"], manifest["reused"]
@@ -292,7 +308,7 @@ def _already_prepared(directory: Path, key: str) -> CorpusSummary | None:
     try:
         found = PreparedCorpus(directory)
         for split in found.summary.splits:
-            found.store(split)
+            found.checksum(split)
     except StorageError:
         return None
     return replace(found.summary, reused=True) if found.key == key else None

@@ -12,6 +12,7 @@ no column of their own: they are the differences of the list offsets that Arrow 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -265,6 +266,13 @@ class SegmentStore:
         self._starts = ends[:-1]
         self._count = int(ends[-1])
 
+    def checksum(self) -> str:
+        """Returns a digest of all token ids and lengths; names of documents and the layout of the file do not count."""
+        digest = hashlib.sha256()
+        for columns in self._columns:
+            columns.add_to(digest)
+        return digest.hexdigest()
+
     def _check_schema(self, schema: Any) -> None:
         metadata = schema.metadata or {}
         found = metadata.get(_FORMAT_KEY, b"none").decode("utf-8", "replace")
@@ -322,6 +330,13 @@ class _Columns:
 
     def __len__(self) -> int:
         return int(self._batch.num_rows)
+
+    def add_to(self, digest: Any) -> None:
+        """Adds lengths and token ids to a digest, in the byte order of Arrow files on every machine."""
+        for side in ("source", "target"):
+            offsets = self.offsets[side]
+            digest.update(np.diff(offsets).astype("<i4").tobytes())
+            digest.update(self._values[side][offsets[0] : offsets[-1]].astype("<i4").tobytes())
 
     def segment(self, row: int) -> Segment:
         source, target = (

@@ -106,12 +106,13 @@ class TranslationTask:
         prepare(self.recipe.data, self.data)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Returns the tokenizer and the numbers of tokens of what training reads."""
-        return {"tokenizer": self.corpus.tokenizer.fingerprint[:12]} | {
-            f"{split}_tokens": [figures.source_tokens, figures.target_tokens]
-            for split, figures in self.corpus.summary.splits.items()
-            if split != "test"
-        }
+        """Returns the tokenizer, and the numbers of tokens and the checksums of what training reads."""
+        known: dict[str, Any] = {"tokenizer": self.corpus.tokenizer.fingerprint[:12]}
+        for split, figures in self.corpus.summary.splits.items():
+            if split != "test":
+                known[f"{split}_tokens"] = [figures.source_tokens, figures.target_tokens]
+                known[f"{split}_checksum"] = self.corpus.checksum(split)[:12]
+        return known
 
     def training_data(self, rank: int, world: int) -> TrainingBatches:
         """Returns the batches of all updates."""
