@@ -50,6 +50,8 @@ class Site:
         """Status codes of the next answers, instead of the file."""
         self.redirects: dict[str, str] = {}
         self.ranges = True
+        self.lengths: bool | str = True
+        """Whether answers have a Content-Length, or which one."""
         self.version: str | None = '"first"'
         self.requests: list[tuple[str, str | None]] = []
         """Path and Range of every request."""
@@ -84,14 +86,16 @@ class Handler(BaseHTTPRequestHandler):
             headers["Content_Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
         if site.version:
             headers["ETag"] = site.version
-        self._head(206 if start else 200, **headers, Content_Length=str(len(content) - start))
+        length = str(len(content) - start) if site.lengths is True else site.lengths or None
+        self._head(206 if start else 200, **headers, Content_Length=length)
         body = content[start:]
         self.wfile.write(body[: site.cuts.pop(0)] if site.cuts else body)
 
-    def _head(self, status: int, **headers: str) -> None:
+    def _head(self, status: int, **headers: str | None) -> None:
         self.send_response(status)
         for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
+            if value is not None:
+                self.send_header(name.replace("_", "-"), value)
         if "Content_Length" not in headers:
             self.send_header("Content-Length", "0")
         self.end_headers()
@@ -541,6 +545,52 @@ def test_a_file_put_there_by_hand_is_checked_and_never_deleted(site: Site, tmp_p
     assert site.requests == []
 
 
+PORTAL = b"\n<!DOCTYPE html>\n<html><body>Welcome to the airport. Please accept our terms.</body></html>\n"
+
+
+@pytest.mark.parametrize("page", [PORTAL, b"<d>not one, but many lines of it\n" * 9], ids=["page", "other text"])
+@pytest.mark.parametrize("name", ["iwslt14", "europarl7"])
+def test_what_is_not_the_file_is_never_recorded_as_its_first_download(
+    site: Site, tmp_path: Path, name: str, page: bytes
+) -> None:
+    dataset = served(site, name)
+    path = next(iter(site.files))
+    original, site.files[path] = site.files[path], page
+    with pytest.raises(DataError) as error:
+        obtain(dataset, tmp_path, mirror=site.address, patience=NO_PAUSE)
+    raw = tmp_path / name / "raw" / dataset.files[0].name
+    if page is PORTAL:
+        assert "the server sent a web page instead of the file" in str(error.value)
+        assert not raw.exists()
+    raw.unlink(missing_ok=True)
+    site.files[path] = original
+    assert obtain(dataset, tmp_path, mirror=site.address, patience=NO_PAUSE).fresh
+
+
+def test_a_page_that_a_browser_saved_is_refused_as_well(tmp_path: Path) -> None:
+    raw = tmp_path / "iwslt14" / "raw"
+    raw.mkdir(parents=True)
+    (raw / "de-en.tgz").write_bytes(PORTAL)
+    with pytest.raises(DataError, match=r"de-en\.tgz: the server sent a web page"):
+        obtain(find("iwslt14"), tmp_path, mirror="http://127.0.0.1:9", patience=NO_PAUSE)
+    assert (raw / "de-en.tgz").read_bytes() == PORTAL
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["content-length", "endless"])
+def test_a_download_without_a_published_size_has_a_limit(site: Site, tmp_path: Path, told: bool) -> None:
+    site.files["/a.bin"], site.lengths = CONTENT, told
+    with pytest.raises(DataError, match="sends more than 600,000 bytes"):
+        fetch(site.url("/a.bin"), tmp_path / "a.bin", most=600_000, patience=NO_PAUSE)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("length", ["²", "9" * 5000], ids=["not ASCII", "long"])
+def test_a_length_that_is_no_number_is_ignored(site: Site, tmp_path: Path, length: str) -> None:
+    site.files["/a.bin"], site.lengths = CONTENT, length
+    fetch(site.url("/a.bin"), tmp_path / "a.bin", patience=NO_PAUSE)
+    assert (tmp_path / "a.bin").read_bytes() == CONTENT
+
+
 @unpacks
 def test_an_unknown_checksum_is_trusted_once(site: Site, tmp_path: Path) -> None:
     dataset = served(site, "iwslt14")
@@ -608,7 +658,7 @@ def test_a_hostile_archive_stops_the_conversion(site: Site, tmp_path: Path) -> N
     site.files[next(iter(site.files))] = hostile(member("../../train.tags.de-en.de"))
     with pytest.raises(DataError, match="refused, it would write outside its directory"):
         obtain(dataset, tmp_path, mirror=site.address, patience=NO_PAUSE)
-    assert sorted(path.name for path in (tmp_path / "iwslt14").iterdir()) == [RECORD, "raw"]
+    assert [path.name for path in (tmp_path / "iwslt14").iterdir()] == ["raw"], "what is refused is not recorded"
 
 
 @unpacks

@@ -27,7 +27,12 @@ from reluformer.errors import ArgumentError, DataError, StorageError
 from reluformer.translation.downloads.catalogue import Checksum
 
 BLOCK = 2**18
+MOST_BYTES = 2**30
+"""The most bytes of a file whose size nobody publishes."""
 _RETRIED_STATUS = {408, 425, 429, 500, 502, 503, 504}
+_NUMBER = re.compile(r"[0-9]{1,18}")
+_PAGE = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype\s+html|html|head|body|script|meta)\b", re.IGNORECASE)
+_GZIP = b"\x1f\x8b"
 _OFFLINE = {errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN}
 
 DownloadProgress = Callable[[str, int, int | None], None]
@@ -90,6 +95,7 @@ def fetch(
     target: Path,
     *,
     size: int | None = None,
+    most: int = MOST_BYTES,
     verify: Callable[[Path, Digests], None] = lambda path, digests: None,
     progress: DownloadProgress = silent,
     patience: Patience | None = None,
@@ -103,6 +109,7 @@ def fetch(
         url: An address of http or https.
         target: The file to write.
         size: The published size in bytes; a server with another size is refused.
+        most: The most bytes that are accepted if no size is published.
         verify: Raises `DataError` for digests that are wrong.
         progress: Called with name, bytes received and bytes in all.
         patience: How often and how long a failing server is tried.
@@ -111,13 +118,13 @@ def fetch(
         The digests of the file.
 
     Raises:
-        DataError: The server refuses, does not deliver, or has another file.
+        DataError: The server refuses, does not deliver, or has another file, such as the page of a login.
         StorageError: The file cannot be written.
     """
     patience = patience or Patience()
     if urlsplit(url).scheme not in ("http", "https"):
         raise ArgumentError(f"{url}: only http:// and https:// are downloaded")
-    download = _Download(url, target, size, progress, patience.timeout)
+    download = _Download(url, target, size, most if size is None else size, progress, patience.timeout)
     failures, before = 0, -1
     while True:
         try:
@@ -132,12 +139,33 @@ def fetch(
             patience.wait(failures)
     digests = Digests.of(download.part)
     try:
+        check_content(download.part, target.name, url)
         verify(target, digests)
     except DataError:
         download.discard()
         raise
     download.finish()
     return digests
+
+
+def check_content(path: Path, name: str, url: str) -> None:
+    """Looks at the first bytes of a file: a web page, as hotels and airports send it for anything, is refused.
+
+    Args:
+        path: The file to look at.
+        name: The name that it is to have; one that ends in .gz or .tgz must be gzipped.
+        url: Where it came from, for the message.
+
+    Raises:
+        DataError: The file is not what its name says.
+    """
+    with path.open("rb") as file:
+        beginning = file.read(1024)
+    remedy = f"open {url} in a browser, log in to the network if it asks, and run the command again"
+    if _PAGE.match(beginning):
+        raise DataError(f"{name}: the server sent a web page instead of the file; {remedy}")
+    if name.endswith((".gz", ".tgz")) and not beginning.startswith(_GZIP):
+        raise DataError(f"{name}: the server sent something that is not gzipped; {remedy}")
 
 
 @dataclass
@@ -147,6 +175,7 @@ class _Download:
     url: str
     target: Path
     size: int | None
+    most: int
     progress: DownloadProgress
     timeout: float
 
@@ -202,7 +231,9 @@ class _Download:
         """Writes the body to the part, from its end or from the beginning, as the server says."""
         start = 0
         if response.status == 206:
-            answer = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
+            answer = re.fullmatch(
+                r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18}|\*)", response.headers.get("Content-Range", "")
+            )
             if answer is None or int(answer[1]) != self.received:
                 self.discard()
                 raise _Interrupted("the server sent another part of the file than it was asked for")
@@ -210,12 +241,13 @@ class _Download:
             total = None if answer[2] == "*" else int(answer[2])
         else:
             length = response.headers.get("Content-Length", "")
-            total = int(length) if length.isdigit() else self.size
+            total = int(length) if _NUMBER.fullmatch(length) else self.size
         if self.size is not None and total is not None and total != self.size:
             raise DataError(
                 f"{self.url}: has {total:,} bytes, but {self.size:,} are published: the server holds another file; "
                 "look for the right one and put it by hand into " + str(self.target.parent)
             )
+        self._check_size(total or 0)
         try:
             self.target.parent.mkdir(parents=True, exist_ok=True)
             with self.part.open("ab" if start else "wb") as file:
@@ -233,10 +265,19 @@ class _Download:
     def _copy(self, response: Any, file: IO[bytes], received: int, total: int | None) -> int:
         self.progress(self.target.name, received, total)
         while block := _read(response):
-            file.write(block)
             received += len(block)
+            self._check_size(received)
+            file.write(block)
             self.progress(self.target.name, received, total)
         return received
+
+    def _check_size(self, size: int) -> None:
+        if size > self.most:
+            self.discard()
+            raise DataError(
+                f"{self.url}: sends more than {self.most:,} bytes, so it is not the file that was looked for; look for "
+                f"the right one and put it by hand into {self.target.parent}"
+            )
 
     def _remember_version(self, headers: Any) -> None:
         """Keeps the mark of the version; without one, a broken download starts again from the beginning."""

@@ -1,8 +1,8 @@
 """Obtains a public set: from its servers to `DIR/NAME/{train,valid,test}.jsonl.gz`.
 
 `DIR/NAME/raw` holds the files as they were downloaded, `DIR/NAME/downloads.json` what they
-were: a file without a published checksum is trusted the first time, and must be the same
-ever after.
+were: a file without a published checksum is trusted once it was converted, and must be the
+same ever after.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from reluformer.files import alone_in, write_text
 from reluformer.translation.document import Skipped
 from reluformer.translation.downloads.catalogue import Dataset, RemoteFile
 from reluformer.translation.downloads.convert import CONVERTERS, Workspace, write_documents
-from reluformer.translation.downloads.fetch import Digests, DownloadProgress, Patience, fetch, silent
+from reluformer.translation.downloads.fetch import Digests, DownloadProgress, Patience, check_content, fetch, silent
 from reluformer.translation.recipe import Split
 
 FORMAT = 1
@@ -75,15 +75,16 @@ def obtain(
         record = _read_record(directory / RECORD, dataset.name)
         if _complete(directory, record):
             return ObtainedSet(directory, fresh=False, record=record)
+        files = {}
         for file, address in zip(dataset.files, addresses, strict=True):
             found = _obtain_file(file, address, directory / "raw", record, progress, patience)
             checksum = "unknown" if file.checksum is None else f"{file.checksum.algorithm} of {file.checksum.source}"
-            record["files"][file.name] = {"url": file.url, "published_checksum": checksum, **found}
-            _write_record(directory / RECORD, record)
+            files[file.name] = {"url": file.url, "published_checksum": checksum, **found}
         for split in SPLITS:
             progress(f"{split}.jsonl.gz", 0, None)
             record["splits"][split] = _convert(dataset.name, split, directory)
-            _write_record(directory / RECORD, record)
+        record["files"] = files  # not before: what cannot be converted is not what was looked for
+        _write_record(directory / RECORD, record)
         return ObtainedSet(directory, fresh=True, record=record)
 
 
@@ -101,6 +102,7 @@ def _obtain_file(
     if target.exists():
         digests = Digests.of(target)
         _verifier(file, first, "delete it and run the command again")(target, digests)
+        check_content(target, target.name, address)
     else:
         verify = _verifier(file, first, "the download was deleted; run the command again")
         digests = fetch(address, target, size=file.size, verify=verify, progress=progress, patience=patience)
