@@ -170,8 +170,8 @@ def test_json_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ('{"src": ["a"', "not valid JSON"),
-        ("[" * 100_000, "not valid JSON"),
+        ('{"src": ["a"', "not JSON"),
+        ("[" * 100_000, "nested more than 100 deep"),
         ("[1]", "expected .* got list"),
         ({"src": ["a"]}, "'tgt' must be a list of sentences"),
         ({"src": "a", "tgt": ["b"]}, "'src' must be a list of sentences"),

@@ -14,7 +14,6 @@ A flat file of sentences is a list of one-sentence documents. `significance` com
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -29,6 +28,7 @@ from sacrebleu.metrics.chrf import CHRF
 from reluformer.errors import ArgumentError, DataError, UnknownNameError, nearest
 from reluformer.translation.formats import is_jsonl, read_text
 from reluformer.translation.formats.lines import split_lines
+from reluformer.translation.formats.tabular import HALF_PAIR, parse_json_line
 
 Documents = Sequence[Sequence[str]]
 MetricName = Literal["bleu", "d_bleu", "chrf"]
@@ -308,10 +308,7 @@ def _read(path: Path, keys: tuple[str, ...], like: Documents | None) -> list[lis
 
 def _document(line: str, keys: tuple[str, ...], place: str) -> list[str]:
     """Returns the sentences under the first of `keys` that a line of JSON has."""
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{place}: not JSON: {error}") from None
+    record = parse_json_line(line, place)
     found = [key for key in keys if isinstance(record, dict) and key in record]
     if not found:
         names = " or ".join(f'"{key}"' for key in keys)
@@ -319,6 +316,9 @@ def _document(line: str, keys: tuple[str, ...], place: str) -> list[str]:
     sentences = record[found[0]]
     if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
         raise DataError(f'{place}: "{found[0]}" must be a list of strings, one a sentence')
+    for number, sentence in enumerate(sentences, 1):
+        if HALF_PAIR.search(sentence):
+            raise DataError(f'{place}: sentence {number} of "{found[0]}" holds half a surrogate pair, which is no text')
     return sentences
 
 

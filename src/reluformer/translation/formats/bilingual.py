@@ -26,13 +26,15 @@ from reluformer.translation.formats.skeleton import CorpusFormat, Skeleton, Text
 from reluformer.translation.formats.spans import ADDRESS, MARK, TAG, Span, split_units
 
 _PLACEHOLDER = re.compile(
-    r"%(?:\([^()\s]+\))?[-+#0]*\d*(?:\.\d+)?(?:ll?|h)?[diouxXeEfFgGcrs%]|\$?\{[^{}\s]*\}|&#?\w+;"
+    r"%(?:\([^()\s]++\))?[-+#0]*+\d*+(?:\.\d++)?+(?:ll?|h)?[diouxXeEfFgGcrs%]|\$?\{[^{}\s]*+\}|&#?\w++;"
     rf"|{TAG}|{MARK.pattern}|{ADDRESS}"
 )
 _DECLARED = re.compile(
     r"\ufeff?<\?xml[^>]*encoding=[\"']([^\"']+)[\"']|(?:[#m\"][^\n]*\n)*\"Content-Type:.*charset=([\w-]+)"
 )
 _XLIFF_2 = re.compile(rb"<xliff\b[^<>]*\bversion\s*=\s*[\"']2")
+MOST_PLURAL_FORMS = 6
+"""The most plural forms of a language in gettext; Arabic has six."""
 _XML_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 
 
@@ -121,8 +123,22 @@ class BilingualFormat(CorpusFormat):
         """Returns the singular and plural forms of a text; mostly it is one form only."""
         return [str(form) for form in getattr(text, "strings", [text or ""])]
 
-    def fill_entry(self, store: Any, entry: Any, forms: list[str]) -> None:
-        """Sets the target of an entry."""
+    def plural_forms(self, store: Any) -> int | None:
+        """Returns the number of plural forms in the target language, or None if the file does not say it.
+
+        Raises:
+            DataError: The file says a number that no language has.
+        """
+        return None
+
+    def fill_entry(self, entry: Any, forms: list[str], plural_forms: int | None) -> None:
+        """Sets the target of an entry.
+
+        Args:
+            entry: An entry of a store.
+            forms: The translations of its singular and plural.
+            plural_forms: The number of plural forms of the target, if the file says it.
+        """
         entry.target = forms[0]
 
 
@@ -134,7 +150,9 @@ class _BilingualSkeleton(Skeleton):
         self.text = text
         self.entries: dict[int, list[list[TextPart]]] = {}
         groups: list[list[str]] = []
-        for index, entry in enumerate(self._open().units):
+        store = self._open()
+        self.plural_forms = codec.plural_forms(store)
+        for index, entry in enumerate(store.units):
             if not codec.is_empty(entry):
                 continue
             forms = [split_units(form, codec.splitter, placeholder_spans) for form in codec.forms(entry.source)]
@@ -162,7 +180,7 @@ class _BilingualSkeleton(Skeleton):
         store = self._open()
         for index, forms in self.entries.items():
             texts = ["".join(filled(form, translations)) for form in forms]
-            self.codec.fill_entry(store, store.units[index], texts)
+            self.codec.fill_entry(store.units[index], texts, self.plural_forms)
         return bytes(store).decode("utf-8")
 
 
@@ -202,8 +220,8 @@ class Xliff(BilingualFormat):
         marked = entry.xmlelement.get("approved") == "no" or state == "new" or state.startswith("needs-")
         return marked and bool(entry.target)
 
-    def fill_entry(self, store: Any, entry: Any, forms: list[str]) -> None:
-        super().fill_entry(store, entry, forms)
+    def fill_entry(self, entry: Any, forms: list[str], plural_forms: int | None) -> None:
+        super().fill_entry(entry, forms, plural_forms)
         entry.markapproved(False)  # nobody has read it yet
 
 
@@ -218,7 +236,7 @@ class Po(BilingualFormat):
         return _toolkit("pypo").pofile.parsestring(data)
 
     def read_bytes(self, path: Path) -> bytes:
-        """Reads a file and check every line: the toolkit would guess another encoding than UTF-8."""
+        """Reads a file and checks every line: the toolkit would guess another encoding than UTF-8."""
         data = super().read_bytes(path)
         for number, line in enumerate(data.split(b"\n"), start=1):
             decode_line(line, path, number)
@@ -227,13 +245,24 @@ class Po(BilingualFormat):
     def is_empty(self, entry: Any) -> bool:
         return not entry.isheader() and not entry.isobsolete() and super().is_empty(entry)
 
-    def fill_entry(self, store: Any, entry: Any, forms: list[str]) -> None:
+    def plural_forms(self, store: Any) -> int | None:
+        declared = str(store.parseheader().get("Plural-Forms") or "")
+        nplurals, ended, _ = declared.partition("nplurals=")[2].partition(";")
+        nplurals = nplurals.strip()
+        if not ended or nplurals == "INTEGER":  # gettext's own placeholder
+            return None
+        if nplurals not in map(str, range(1, MOST_PLURAL_FORMS + 1)):
+            raise DataError(
+                f"{self.name}: the header says nplurals={nplurals[:20]}, but a language has 1 to {MOST_PLURAL_FORMS} "
+                "plural forms; correct the line Plural-Forms"
+            )
+        return int(nplurals)
+
+    def fill_entry(self, entry: Any, forms: list[str], plural_forms: int | None) -> None:
         if len(forms) == 1:
-            entry.target = forms[0]
-            return
-        nplurals, _ = store.getheaderplural()
-        count = int(nplurals) if nplurals and nplurals.isdigit() else len(forms)
-        entry.target = [forms[min(number, len(forms) - 1)] for number in range(count)]
+            super().fill_entry(entry, forms, plural_forms)
+        else:
+            entry.target = [forms[min(number, len(forms) - 1)] for number in range(plural_forms or len(forms))]
 
 
 def _text_in(entry: Any, language: str) -> str:

@@ -27,8 +27,8 @@ _TAG = rf"</?([A-Za-z][\w:-]*+){_ATTRIBUTES}>"
 _MARKUP = re.compile(
     rf"<!--.*?(?:-->|\Z)|<({_KEPT})\b{_ATTRIBUTES}>.*?(?:</\1\s*>|\Z)|<[!?][^<>]*>|{_TAG}", re.DOTALL | re.IGNORECASE
 )
-_WHOLE = re.compile(r"<(code|kbd|samp|var)\b[^<>]*>[^<>]*</\1\s*>", re.IGNORECASE)
-_PAIR = re.compile(r"<([A-Za-z][\w:-]*+)\b[^<>]*>(?P<label>[^<>]*\w[^<>]*)</\1\s*>", re.IGNORECASE)
+_WHOLE = re.compile(r"<(code|kbd|samp|var)\b[^<>]*+>[^<>]*+</\1\s*+>", re.IGNORECASE)
+_PAIR = re.compile(r"<([A-Za-z][\w:-]*+)\b[^<>]*+>(?P<label>[^\w<>]*+\w[^<>]*+)</\1\s*+>", re.IGNORECASE)
 _OTHER = re.compile(rf"{_TAG}|{MARK.pattern}|{ADDRESS}")
 
 

@@ -26,9 +26,8 @@ from reluformer.translation.formats.skeleton import Skeleton, TextFormat, TextPa
 from reluformer.translation.formats.spans import ADDRESS, MARK, TAG, MarkedUnit, Span, split_units
 from reluformer.translation.splitters import Splitter
 
-_FRONT_MATTER = re.compile(r"\ufeff?(?:(---|\+\+\+)[ \t]*\r?\n(?:.*\r?\n)*?(?:\1|\.\.\.)[ \t]*(?:\r?\n|\Z))?")
+_FRONT_MATTER = re.compile(r"\ufeff?(?:(---|\+\+\+)[ \t]*\r?\n(?:[^\n]*+\n)*?(?:\1|\.\.\.)[ \t]*(?:\r?\n|\Z))?")
 _ITEM_PREFIX = re.compile(r"\[[ xX]\]\s+|\[\^[^\[\]\s]+\]:\s*")
-_HARD_BREAK = re.compile(r"(?: {2,}|\\)\Z")
 _BLOCK_START = re.compile(r"(\d{1,9})([.)])(?=\s|\Z)|(?=[-+*](?:\s|\Z)|#{1,6}(?:\s|\Z)|>|```|~~~|\|)")
 _OPAQUE = re.compile(
     r"(?<!`)(?P<ticks>`+)(?!`).{1,2000}?(?<!`)(?P=ticks)(?!`)"
@@ -135,17 +134,18 @@ class Markdown(TextFormat):
         starts = [0]
         for line in lines:
             starts.append(starts[-1] + len(line.body) + len(line.ending))
-        row, column = -1, 0
+        row, column, body_of_row = -1, 0, ""
         tokens = self._parser.parse(body)
         for opening, token in pairwise(tokens):
             if token.type != "inline" or not token.map or not token.content:
                 continue
             first = token.map[0]
             if opening.type in ("th_open", "td_open"):
-                column = column if first == row else 0
-                found = _find_cell(lines[first].body, token.content, column)
-                row, column = first, found.end if found else column
+                if first != row:
+                    row, column, body_of_row = first, 0, lines[first].body.replace("\0", "\ufffd")
+                found = _find_cell(body_of_row, token.content, column)
                 if found:
+                    column = found.end
                     yield TextBlock([Stretch(starts[first] + found.start, starts[first] + found.end)], in_table=True)
             else:
                 yield from _paragraph(lines, starts, first, opening, token)
@@ -177,11 +177,10 @@ class Markdown(TextFormat):
 
 
 def _find_cell(row: str, content: str, column: int) -> Stretch | None:
-    for written in (content, content.replace("|", "\\|")):  # the parser takes the escape away
-        start = row.find(written, column)
-        if start >= 0:
-            return Stretch(start, start + len(written))
-    return None
+    """Finds the text of a cell from a column on; the parser takes the escape of a bar away, and replaces NUL."""
+    written = content.replace("|", "\\|")
+    start = row.find(written, column)
+    return Stretch(start, start + len(written)) if start >= 0 else None
 
 
 def _paragraph(
@@ -200,10 +199,16 @@ def _paragraph(
         if row == first and (prefix := _ITEM_PREFIX.match(body, start)):
             start = min(prefix.end(), end)
         is_last = row == first + len(contents) - 1
-        hard_break = None if is_last else _HARD_BREAK.search(body)
-        if hard_break:
-            end = min(end, hard_break.start())
-        stretches.append(Stretch(starts[row] + start, starts[row] + end))
-        if hard_break or is_last:
+        body_end = len(body) if is_last else _without_hard_break(body)
+        stretches.append(Stretch(starts[row] + start, starts[row] + min(end, body_end)))
+        if is_last or body_end < len(body):
             yield TextBlock(stretches, in_heading=heading)
             stretches = []
+
+
+def _without_hard_break(body: str) -> int:
+    """Returns where a line ends without its hard break: a backslash, or two spaces and more."""
+    if body.endswith("\\"):
+        return len(body) - 1
+    stripped = len(body.rstrip(" "))
+    return stripped if len(body) - stripped >= 2 else len(body)

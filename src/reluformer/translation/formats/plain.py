@@ -23,7 +23,8 @@ from reluformer.translation.formats.skeleton import CorpusFormat, Skeleton, Text
 from reluformer.translation.formats.spans import split_units
 from reluformer.translation.splitters import Splitter
 
-_PARAGRAPH_BREAK = re.compile(r"((?:[^\S\r\n]*(?:\r\n|\r(?!\n)|\n)){2,})")
+# The lookbehind lets a match begin only where a run of spaces does, so that no run is read twice.
+_PARAGRAPH_BREAK = re.compile(r"((?<![^\S\r\n])(?:[^\S\r\n]*+(?:\r\n|\r(?!\n)|\n)){2,})")
 
 
 class PlainText(TextFormat):

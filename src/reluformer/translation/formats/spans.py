@@ -16,7 +16,7 @@ from reluformer.translation.formats.lines import on_one_line
 from reluformer.translation.formats.skeleton import TextPart, TextUnit
 from reluformer.translation.splitters import Splitter
 
-MARK = re.compile(r"\[ ?(?P<close>/?) ?(?P<number>\d+) ?\]")
+MARK = re.compile(r"\[ ?(?P<close>/?) ?(?P<number>\d{1,9}) ?\]")
 TAG = r"</?[A-Za-z][^<>]*>"
 ADDRESS = (
     r"(?:(?:https?|ftp)://|www\.)[^\s<>]*[^\s<>.,;:!?'\")\]}*_]"
@@ -69,10 +69,13 @@ def split_units(text: str, splitter: Splitter, find_spans: SpanFinder = no_spans
     spans = find_spans(text)
     shadow = _shadow(text, spans)
     parts: list[TextPart] = []
-    start = 0
+    start = following = 0
     for piece, is_sentence in splitter.split(shadow):
         end = start + len(piece)
-        inside = [span for span in spans if start <= span.start < end]
+        first = following
+        while following < len(spans) and spans[following].start < end:
+            following += 1
+        inside = spans[first:following]
         if is_sentence and _has_words(text, start, end, inside):
             parts.append(_unit(text, start, end, inside))
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,12 @@ from reluformer.translation.formats.lines import (
 )
 from reluformer.translation.formats.plain import SentenceGroups, is_blank
 from reluformer.translation.formats.skeleton import CorpusFormat, Skeleton, TextPart, TextSkeleton, TextUnit
+
+MOST_NESTED = 100
+"""A line of JSON may nest lists and objects this deep."""
+HALF_PAIR = re.compile("[\ud800-\udfff]")
+"""Half of a surrogate pair, which JSON can write but UTF-8 cannot."""
+_NESTED_TOO_DEEP = object()
 
 
 class _TsvUnit(TextUnit):
@@ -135,6 +142,45 @@ class _JsonlSkeleton(Skeleton):
         return "".join(pieces)
 
 
+def parse_json_line(line: str, place: str) -> Any:
+    """Parses a line of JSON.
+
+    Args:
+        line: The line.
+        place: What error messages call it: the file and the number of the line.
+
+    Returns:
+        The value, whose lists and objects are nested at most `MOST_NESTED` deep.
+
+    Raises:
+        DataError: It is no JSON, is nested too deep, or holds a number of thousands of digits.
+
+    Example:
+        >>> parse_json_line('{"id": 1}', "a.jsonl:1")
+        {'id': 1}
+    """
+    try:
+        value = json.loads(line)
+    except RecursionError:
+        value = _NESTED_TOO_DEEP
+    except json.JSONDecodeError as error:
+        raise DataError(f"{place}: not JSON: {error}; expected one document a line") from None
+    except ValueError:  # Python's own limit on the digits of an integer
+        raise DataError(f"{place}: a number has too many digits; write it as a string") from None
+    if value is _NESTED_TOO_DEEP or _depth(value) > MOST_NESTED:
+        raise DataError(f"{place}: lists and objects are nested more than {MOST_NESTED} deep; a document needs two")
+    return value
+
+
+def _depth(value: Any) -> int:
+    """Returns how deep lists and objects are nested, without recursion."""
+    depth, level = 0, [value]
+    while level := [item for item in level if isinstance(item, (list, dict))]:
+        depth += 1
+        level = [part for item in level for part in (item.values() if isinstance(item, dict) else item)]
+    return depth
+
+
 def is_sentence_list(value: Any) -> bool:
     """Returns whether a value of JSON is a list of strings."""
     return isinstance(value, list) and all(isinstance(sentence, str) for sentence in value)
@@ -142,26 +188,24 @@ def is_sentence_list(value: Any) -> bool:
 
 def _source_record(body: str, place: str) -> dict[str, Any]:
     """Parses a line for translation: it needs "src" only."""
-    try:
-        record = json.loads(body)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{place}: not JSON: {error}; expected one document a line") from None
+    record = parse_json_line(body, place)
     if not isinstance(record, dict) or not is_sentence_list(record.get("src")):
         raise DataError(f'{place}: expected {{"id": ..., "src": [sentences]}}, "src" being a list of strings')
     for number, sentence in enumerate(record["src"], 1):
-        if any("\ud800" <= character <= "\udfff" for character in sentence):
+        if HALF_PAIR.search(sentence):
             raise DataError(f'{place}: sentence {number} of "src" holds half a surrogate pair, which is no text')
+    if HALF_PAIR.search(json.dumps(record, ensure_ascii=False)):
+        raise DataError(f"{place}: holds half a surrogate pair, which is no text")
     return record
 
 
 def _aligned_record(text: str, place: str) -> dict[str, Any]:
     """Parses a line of a corpus: it needs "src" and "tgt" of one length."""
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{place}: not valid JSON: {error}") from None
+    record = parse_json_line(text, place)
     if not isinstance(record, dict):
         raise DataError(f'{place}: expected {{"id": ..., "src": [...], "tgt": [...]}}, got {type(record).__name__}')
+    if HALF_PAIR.search(str(record.get("id", ""))):
+        raise DataError(f"{place}: 'id' holds half a surrogate pair, which is no text")
     for side in ("src", "tgt"):
         if not is_sentence_list(record.get(side)):
             raise DataError(f"{place}: '{side}' must be a list of sentences")
