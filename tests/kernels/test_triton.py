@@ -412,3 +412,27 @@ def test_triton_is_not_loaded_before_a_read() -> None:
     code = "import sys, reluformer.kernels.triton; sys.exit('triton' in sys.modules)"
     variables = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run([sys.executable, "-c", code], env=variables, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("stats", [False, True])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_gradient_of_a_gradient(rule: str, stats: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(1, 2, 9, 4, generator=generator, dtype=torch.float64) for _ in range(4)]
+    products = []
+    for impl, dtype in (("triton", torch.float32), ("reference", torch.float64)):
+        *leaves, along = (tensor.to(dtype) for tensor in tensors)
+        leaves = [leaf.requires_grad_() for leaf in leaves]
+        out, row = read(*leaves, rule=rule, causal=True, impl=impl, return_stats=True)
+        loss = out.square().sum() + (row.row_sum.square().sum() if stats else 0)
+        slopes = torch.autograd.grad(loss, leaves, create_graph=True)
+        products.append(torch.autograd.grad(sum((slope * along).sum() for slope in slopes), leaves))
+    for got, wanted in zip(*products, strict=True):
+        assert float((got - wanted).abs().max()) <= 1e-4 * max(1.0, float(wanted.abs().max()))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # by PyTorch itself
+def test_a_transform_is_refused() -> None:
+    q = torch.randn(1, 2, 9, 4)
+    with pytest.raises(ArgumentError, match=r"it has no rules for the transforms of torch\.func"):
+        torch.func.jvp(lambda x: read(x, x, x), (q,), (q,))

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from reluformer.errors import ArgumentError, UnknownNameError, nearest
-from reluformer.kernels import cpu, reference, sdpa, triton
+from reluformer.kernels import cpu, derivatives, reference, sdpa, triton
 from reluformer.kernels.moments import level_bias
 from reluformer.kernels.operands import Bias, RowKeyBias, Visibility
 from reluformer.kernels.reference import RowStats
@@ -107,9 +107,10 @@ def fastest(q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility,
     """Return the name of the fastest implementation that can do this read.
 
     Operators that ONNX does not have stay out of its graphs, and Triton is never chosen: nobody has run it on a GPU.
+    Where a derivative is asked for that compiled operators do not have (derivatives.py), it is the reference.
     """
     formula = None if torch.onnx.is_in_onnx_export() else formula_of(rule)
-    if formula is None:
+    if formula is None or derivatives.unsupported():
         return "reference"
     if sdpa.refusal(formula, stats) is None:
         return "sdpa"
@@ -151,7 +152,7 @@ def read_learned(
         return read if bias is None else read + bias
     formula = formula_of(rule)
     gathers = value_rows is not None and formula is not None and formula.is_relu and not _traced()
-    if not gathers or not cpu.gathering_pays(activations, values.size(0)):
+    if not gathers or derivatives.unsupported() or not cpu.gathering_pays(activations, values.size(0)):
         return F.linear(activations, values, bias)
     assert value_rows is not None
     read = cpu.gather_values(activations, value_rows())

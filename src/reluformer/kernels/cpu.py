@@ -8,7 +8,8 @@ it faster here?), turns the level of a row into a bias of the row, and calls `re
 numbers of the formula (`native_formula`) and calls an operator of torch: `reluformer::cpu_read`, or
 `reluformer::cpu_read_stats` with row statistics. An operator has a schema (`torch.library.define`), a kernel that packs
 the fields of a C struct and calls the library (`_forward`, `_backward`), a fake kernel that only allocates
-(`_fake_...`), and a gradient (`_save`, `_gradients`), so that torch.compile and torch.export see through it. Another
+(`_fake_...`), and a gradient (`_save`, `_gradients`), so that torch.compile and torch.export see through it. A gradient
+that is differentiated again is computed with operations of PyTorch (`_dense`; see derivatives.py). Another
 path through the library needs a schema, a kernel and a fake kernel at the end of this file, a function in
 native/library.py, and a line in `read` that chooses it.
 """
@@ -16,19 +17,22 @@ native/library.py, and a line in `read` that chooses it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from reluformer.kernels import derivatives
 from reluformer.kernels.native import library
 from reluformer.kernels.native.library import NOTHING, Library, LibraryError, packed_rows, tensor3, tensor4
 from reluformer.kernels.operands import Bias, Visibility, row_and_key_parts
-from reluformer.kernels.reference import RowStats
+from reluformer.kernels.reference import RowStats, row_stats, without_autocast
 from reluformer.rules import Formula, Level
+from reluformer.rules.formula import Activation
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-ACTIVATIONS = {"relu": 0, "relu_squared": 1, "sigmoid": 2, "rectified_exp": 3}
+ACTIVATIONS: dict[Activation, int] = {"relu": 0, "relu_squared": 1, "sigmoid": 2, "rectified_exp": 3}
 """The numbers of `enum Activation` in native/problem.h."""
 LOG_N = Level(growth=1.0)
 """The level that the library computes by itself."""
@@ -107,7 +111,7 @@ def description() -> str:
 
 def refusal(q: Tensor, formula: Formula | None, visibility: Visibility, bias: Bias | None) -> str | None:
     """Return why this read cannot go through the kernel, or None if it can."""
-    if reason := unavailable():
+    if reason := unavailable() or derivatives.unsupported():
         return reason
     if q.device.type != "cpu":
         return f"the tensors are on {q.device}"
@@ -317,16 +321,43 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 def _gradients(ctx: Any, d_out: Tensor | None, *d_stats: Tensor | None) -> tuple[Tensor | None, ...]:
     *operands, out, sums = ctx.saved_tensors
-    q, _, v = operands[:3]
+    q, k, v, key_mask, row_bias, key_bias = operands
+    d_row_sum, d_entropy = d_stats[:2] if len(d_stats) > 1 else (None, None)
+    if derivatives.recomputes():
+        dense = partial(_dense, key_mask, ctx.options)
+        found = derivatives.gradients(dense, (q, k, v, row_bias, key_bias), (d_out, d_row_sum, d_entropy))
+        return (*found[:3], None, *found[3:], *(None for _ in ctx.options))
     if d_out is None:
         d_out = q.new_zeros(()).expand(*q.shape[:3], v.size(3))
-    d_row_sum, d_entropy = d_stats[:2] if len(d_stats) > 1 else (None, None)
     d_q, d_k, d_v, d_row_bias, d_key_bias = torch.ops.reluformer.cpu_read_backward(
         d_out, d_row_sum, d_entropy, d_out if out is None else out, sums, *operands, *ctx.options
     )
-    row_bias, key_bias = operands[4:]
     d_biases = (None if row_bias is None else d_row_bias, None if key_bias is None else d_key_bias)
     return (d_q, d_k, d_v, None, *d_biases, *(None for _ in ctx.options))
+
+
+def _dense(
+    key_mask: Tensor | None,
+    options: tuple[Any, ...],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    row_bias: Tensor | None,
+    key_bias: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what the operators return, read, row sum and entropy, by operations of PyTorch."""
+    causal, scale, activation, log_n, factor, exponent, delta = options
+    name = next(name for name, number in ACTIVATIONS.items() if number == activation)
+    formula = Formula(name, factor, exponent, None if delta < 0 else delta, LOG_N if log_n else None)
+    visibility = Visibility(q.size(2), k.size(2), q.device, causal, key_mask)
+    visible, counts = visibility.dense(), visibility.counts()
+    with without_autocast(q):
+        scores = torch.matmul(q * scale, k.transpose(-1, -2))
+        scores = scores if row_bias is None else scores + row_bias.unsqueeze(-1)
+        scores = scores if key_bias is None else scores + key_bias.unsqueeze(-2)
+        weights = formula.weights(scores, counts.clamp_min(1).unsqueeze(-1).to(q.dtype), visible)
+        stats = row_stats(weights, visible, counts)
+        return torch.matmul(weights, v), stats.row_sum, stats.entropy
 
 
 for _name, _kernel, _fake in (

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from reluformer.kernels import cpu
+from reluformer.kernels import cpu, derivatives
 from reluformer.kernels.native.library import NOTHING, packed_rows, tensor4
 from reluformer.kernels.operands import Bias, RowKeyBias, Visibility, row_and_key_parts
 from reluformer.kernels.reference import without_autocast
@@ -79,22 +79,26 @@ def _exact_moments(
         given = (packed_rows(y), packed_rows(x), visibility.key_mask)
         mean, variance = torch.ops.reluformer.cpu_moments(*given, visibility.hides_future, scale)
         return mean, variance if with_variance else None
-    n = visibility.counts().clamp_min(1).to(exact)  # broadcasts to (B, H, Tq)
-    if visibility.hides_future:
-        # What slots have in common with one that all queries see costs no digits; which one changes nothing.
-        origin = _first(x, visibility).detach()
-        sums, squares = _causal_sums(y, _masked(x - origin, visibility), visibility)
-        away = sums / n
-        mean, variance = away + (y * origin).sum(-1), (squares / n - away.square()).clamp_min(0)
-    else:
-        mean, variance = _moments(y, x, visibility, n, with_variance)
+    mean, variance = _composed(y, x, visibility, with_variance)
     return mean * scale, variance * scale**2 if with_variance else None
 
 
 def _compiled(y: Tensor, x: Tensor) -> bool:
     """Whether the library can and should do it; few queries are better multiplied with all slots."""
     plain = y.device.type == "cpu" and y.dtype == torch.float32 and cpu.unavailable() is None
-    return plain and y.size(2) >= x.size(-1)
+    return plain and y.size(2) >= x.size(-1) and derivatives.unsupported() is None
+
+
+def _composed(y: Tensor, x: Tensor, visibility: Visibility, with_variance: bool) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of y_i . x_j over the visible slots by operations of PyTorch, (B, H, Tq) each."""
+    n = visibility.counts().clamp_min(1).to(y.dtype)  # broadcasts to (B, H, Tq)
+    if not visibility.hides_future:
+        return _moments(y, x, visibility, n, with_variance)
+    # What slots have in common with one that all queries see costs no digits; which one changes nothing.
+    origin = _first(x, visibility).detach()
+    sums, squares = _causal_sums(y, _masked(x - origin, visibility), visibility)
+    away = sums / n
+    return away + (y * origin).sum(-1), (squares / n - away.square()).clamp_min(0)
 
 
 def _moments(y: Tensor, x: Tensor, visibility: Visibility, n: Tensor, with_variance: bool) -> tuple[Tensor, Tensor]:
@@ -202,6 +206,16 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _differentiate(ctx: Any, d_mean: Tensor, d_variance: Tensor) -> tuple[Tensor | None, ...]:
+    if derivatives.recomputes():
+        _, y, x, key_mask = ctx.saved_tensors
+        causal, scale = ctx.options
+
+        def scaled(y: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+            visibility = Visibility(y.size(2), x.size(2), y.device, causal, key_mask)
+            mean, variance = _composed(y, x, visibility, with_variance=True)
+            return mean * scale, variance * scale**2
+
+        return (*derivatives.gradients(scaled, (y, x), (d_mean, d_variance)), None, None, None)
     d_y, d_x = torch.ops.reluformer.cpu_moments_backward(d_mean, d_variance, *ctx.saved_tensors, *ctx.options)
     return d_y, d_x, None, None, None
 

@@ -6,18 +6,27 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from reluformer.kernels import derivatives
 from reluformer.kernels.operands import Bias, Visibility, dense_bias
 from reluformer.rules import Formula
 
 
 def refusal(formula: Formula | None, stats: bool) -> str | None:
     """Return why fused attention cannot do a read, or None if it can."""
-    softmax = formula is not None and formula.is_softmax
-    return None if softmax and not stats else "it reads only softmax rules, and without statistics"
+    if formula is None or not formula.is_softmax or stats:
+        return "it reads only softmax rules, and without statistics"
+    return derivatives.unsupported()
 
 
 def read(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, bias: Bias | None, scale: float) -> Tensor:
     """Read (B,H,Tq,d), (B,H,Tk,d), (B,H,Tk,dv) -> (B,H,Tq,dv)."""
+    out = _attend(q, k, v, visibility, bias, scale)
+    if not torch.compiler.is_compiling():
+        derivatives.explain_missing_second_derivative(out)
+    return out
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, bias: Bias | None, scale: float) -> Tensor:
     square_causal = visibility.hides_future and visibility.queries == visibility.slots
     if square_causal and visibility.key_mask is None and visibility.mask is None and bias is None:
         return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)

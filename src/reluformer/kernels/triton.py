@@ -12,16 +12,19 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from reluformer.kernels import derivatives
 from reluformer.kernels.operands import Bias, Visibility, row_and_key_parts
-from reluformer.kernels.reference import RowStats, entropy_of
+from reluformer.kernels.reference import RowStats, entropy_of, w_log_w, widened, without_autocast
 from reluformer.rules import Formula
-from reluformer.rules.formula import divisor
+from reluformer.rules.formula import ACTIVATIONS as FUNCTIONS
+from reluformer.rules.formula import divisor, visible_only
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_WIDTH = 256
@@ -43,7 +46,7 @@ def refusal(
     q: Tensor, k: Tensor, v: Tensor, formula: Formula | None, visibility: Visibility, bias: Bias | None
 ) -> str | None:
     """Return why the kernels cannot do this read, or None if they can."""
-    if (reason := unavailable()) is not None:
+    if (reason := unavailable() or derivatives.unsupported()) is not None:
         return reason
     if q.device.type != "cuda" and not _interpreted():
         return f"the tensors are on device '{q.device}', not on a GPU"
@@ -192,11 +195,40 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _differentiate(ctx: Any, d_out: Tensor, d_row_sum: Tensor, d_w_log_w: Tensor, _: Any) -> tuple[Any, ...]:
-    given, with_d_shift = (d_out, d_row_sum, d_w_log_w), ctx.needs_input_grad[6]
-    d_q, d_k, d_v, d_bias, d_shift = _read_backward(*given, *ctx.saved_tensors, *ctx.options, with_d_shift)
+    with_d_shift = ctx.needs_input_grad[6]
+    if derivatives.recomputes():
+        q, k, v, key_mask, bias, factor, shift = ctx.saved_tensors
+        *_, sums, entropies = ctx.options
+        d_outputs = (d_out.float(), d_row_sum if sums else None, d_w_log_w if entropies else None)
+        dense = partial(_dense, key_mask, factor, ctx.options)
+        d_q, d_k, d_v, d_bias, d_shift = derivatives.gradients(dense, (q, k, v, bias, shift), d_outputs)
+        return (d_q, d_k, d_v, None, d_bias, None, d_shift, *(None,) * 6)
+    given = (d_out, d_row_sum, d_w_log_w, *ctx.saved_tensors)
+    d_q, d_k, d_v, d_bias, d_shift = _read_backward(*given, *ctx.options, with_d_shift)
     bias = ctx.saved_tensors[4]
     d_bias = None if bias is None else d_bias.to(bias.dtype)
     return (d_q, d_k, d_v, None, d_bias, None, d_shift if with_d_shift else None, *(None,) * 6)
+
+
+def _dense(
+    key_mask: Tensor | None,
+    factor: Tensor,
+    options: list[Any],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    shift: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what `_read` returns, without the zeros, by operations of PyTorch."""
+    scale, activation, first, *_ = options
+    name = next(name for name, number in ACTIVATIONS.items() if number == activation)
+    visible = Visibility(q.size(2), k.size(2), q.device, first >= 0, key_mask).dense()
+    with without_autocast(q):
+        scores = scale * torch.matmul(widened(q), widened(k).transpose(-1, -2)) - shift.unsqueeze(-1)
+        scores = scores if bias is None else scores + bias.unsqueeze(-2)
+        weights = visible_only(FUNCTIONS[name](scores) * factor[:, None, :, None], visible)
+        return torch.matmul(weights, widened(v)), weights.sum(-1), w_log_w(weights).sum(-1)
 
 
 _read.register_autograd(_differentiate, setup_context=_keep)

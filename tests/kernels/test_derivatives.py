@@ -1,0 +1,218 @@
+"""Derivatives beyond the gradient: an implementation gives what the reference gives in float64, or says it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+import reluformer as rf
+from reluformer import kernels, rules
+from reluformer.errors import ArgumentError
+from reluformer.kernels import RowKeyBias, Visibility, cpu, derivatives
+from reluformer.kernels.moments import row_moments
+
+# PyTorch itself scripts a few functions where it loads its rules of forward mode.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+Function = Callable[[Tensor], Tensor]
+FORMULAS = [name for name in rules.names() if rules.formula_of(rules.get(name)) is not None]
+
+
+def is_compiled(name: str) -> bool:
+    formula = rules.formula_of(rules.get(name))
+    return formula is not None and cpu.native_formula(formula) is not None
+
+
+COMPILED = [name for name in FORMULAS if is_compiled(name)]
+QUERIES, WIDTH = 66, 8  # as many as `auto` needs to take the compiled kernel for every rule, in a causal read
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def loss_of(rule: str, impl: str, stats: bool = True) -> Function:
+    """A scalar function of the tokens x (B, T, 3 d) that depends on the read, its row sums and its entropies."""
+    factors = normal(1, 2, 1, QUERIES, WIDTH)
+
+    def loss(x: Tensor) -> Tensor:
+        q, k, v = x.unsqueeze(1).chunk(3, dim=-1)
+        if not stats:
+            out = rf.read(q, k, v, rule=rule, causal=True, impl=impl)
+            return (out * factors.to(x.dtype)).sum()
+        bias = RowKeyBias(x[:, None, :, 0], x[:, None, :, 1])
+        out, row = rf.read(q, k, v, rule=rule, causal=True, bias=bias, impl=impl, return_stats=True)
+        weighed = (out * factors.to(x.dtype)).sum() + row.row_sum.square().sum()
+        return weighed + row.entropy.square().mean()
+
+    return loss
+
+
+def hessian_product(loss: Function, x: Tensor, along: Tensor) -> Tensor:
+    """The gradient of a gradient, through `create_graph`."""
+    x = x.detach().requires_grad_()
+    (slope,) = torch.autograd.grad(loss(x), x, create_graph=True)
+    (product,) = torch.autograd.grad((slope * along).sum(), x)
+    return product
+
+
+def third_derivative(loss: Function, x: Tensor, along: Tensor) -> Tensor:
+    x = x.detach().requires_grad_()
+    (slope,) = torch.autograd.grad(loss(x), x, create_graph=True)
+    (curvature,) = torch.autograd.grad((slope * along).sum(), x, create_graph=True)
+    return torch.autograd.grad((curvature * along).sum(), x)[0]
+
+
+def dual(loss: Function, x: Tensor, along: Tensor) -> Tensor:
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(loss(forward_ad.make_dual(x, along))).tangent
+        assert tangent is not None
+        return tangent
+
+
+def batch_of_gradients(loss: Function, x: Tensor, along: Tensor) -> Tensor:
+    """The backward pass alone under `vmap`."""
+    x = x.detach().requires_grad_()
+    factors = torch.tensor([1.0, -2.0], dtype=x.dtype)
+    return torch.autograd.grad(loss(x), x, factors, is_grads_batched=True)[0]
+
+
+TRANSFORMS: dict[str, Callable[[Function, Tensor, Tensor], Tensor]] = {
+    "jvp": lambda loss, x, along: torch.func.jvp(loss, (x,), (along,))[1],
+    "grad": lambda loss, x, along: torch.func.grad(loss)(x),
+    "hvp": lambda loss, x, along: torch.func.jvp(torch.func.grad(loss), (x,), (along,))[1],
+    "grad of grad": lambda loss, x, along: torch.func.grad(lambda y: (torch.func.grad(loss)(y) * along).sum())(x),
+    "vmap": lambda loss, x, along: torch.vmap(loss)(torch.stack([x, along])),
+    "vmap of grad": lambda loss, x, along: torch.vmap(torch.func.grad(loss))(torch.stack([x, along])),
+    "jacrev": lambda loss, x, along: torch.func.jacrev(loss)(x),
+    "dual": dual,
+}
+GRAPHS = {
+    "hessian product": hessian_product,
+    "hvp of torch.autograd": lambda loss, x, along: torch.autograd.functional.hvp(loss, x, along)[1],
+    "batch of gradients": batch_of_gradients,
+}
+
+
+def assert_like_reference(derivative: Any, rule: str, impl: str, stats: bool = True) -> None:
+    x, along = normal(2, 2, QUERIES, 3 * WIDTH), normal(3, 2, QUERIES, 3 * WIDTH)
+    wanted = derivative(loss_of(rule, "reference", stats), x, along)
+    got = derivative(loss_of(rule, impl, stats), x.float(), along.float())
+    assert float(wanted.abs().max()) > 1e-3
+    assert float((got - wanted).abs().max()) <= 2e-4 * float(wanted.abs().max())
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("stats", [False, True])
+@pytest.mark.parametrize("derivative", GRAPHS)
+@pytest.mark.parametrize(("rule", "impl"), [(rule, impl) for rule in COMPILED for impl in ("auto", "cpu")])
+def test_gradients_of_gradients(rule: str, impl: str, derivative: str, stats: bool) -> None:
+    assert_like_reference(GRAPHS[derivative], rule, impl, stats)
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("rule", COMPILED)
+def test_a_third_derivative(rule: str) -> None:
+    assert_like_reference(third_derivative, rule, "cpu", stats=False)
+
+
+@pytest.mark.parametrize("stats", [False, True])
+@pytest.mark.parametrize("derivative", TRANSFORMS)
+@pytest.mark.parametrize("rule", FORMULAS)
+def test_transforms_are_right_by_default(rule: str, derivative: str, stats: bool) -> None:
+    assert_like_reference(TRANSFORMS[derivative], rule, "auto", stats)
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("derivative", TRANSFORMS)
+@pytest.mark.parametrize(("rule", "impl"), [*((rule, "cpu") for rule in COMPILED), ("softmax", "sdpa")])
+def test_a_kernel_refuses_transforms(rule: str, impl: str, derivative: str) -> None:
+    x = normal(2, 2, QUERIES, 3 * WIDTH).float()
+    with pytest.raises(ArgumentError, match=r"it has no (rules for the transforms|forward-mode).*use impl='auto'"):
+        TRANSFORMS[derivative](loss_of(rule, impl, stats=impl == "cpu"), x, x)
+
+
+@pytest.mark.parametrize("impl", ["auto", "sdpa"])
+def test_fused_attention_says_what_to_do_for_a_second_derivative(impl: str) -> None:
+    x = normal(2, 2, QUERIES, 3 * WIDTH).float()
+    with pytest.raises(ArgumentError, match="has no second derivative; pass impl='reference'"):
+        hessian_product(loss_of("softmax", impl, stats=False), x, x)
+
+
+def test_a_first_derivative_with_a_graph_is_no_error() -> None:
+    x = normal(2, 2, QUERIES, 3 * WIDTH).float().requires_grad_()
+    (slope,) = torch.autograd.grad(loss_of("softmax", "auto", stats=False)(x), x, create_graph=True)
+    (plain,) = torch.autograd.grad(loss_of("softmax", "auto", stats=False)(x), x)
+    assert torch.equal(slope, plain)
+
+
+@pytest.mark.usefixtures("kernel")
+def test_only_one_input_needs_a_gradient() -> None:
+    q, k, v = (normal(seed, 1, 2, QUERIES, WIDTH).float() for seed in range(3))
+    v.requires_grad_()
+    second = []
+    for impl in ("cpu", "reference"):
+        out, stats = rf.read(q, k, v, rule="relu", impl=impl, return_stats=True)
+        (slope,) = torch.autograd.grad(out.square().sum() + stats.row_sum.sum(), v, create_graph=True)
+        second.append(torch.autograd.grad(slope.square().sum(), v)[0])
+    torch.testing.assert_close(*second, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_moments_of_rows(causal: bool, masked: bool) -> None:
+    key_mask = torch.arange(QUERIES)[None] % 5 > 0 if masked else None
+    if key_mask is not None:
+        key_mask[:, 0] = True
+
+    def loss(x: Tensor) -> Tensor:
+        visibility = Visibility(QUERIES, QUERIES, x.device, causal, key_mask)
+        mean, variance = row_moments(x, x, None, visibility, 0.3, True)
+        assert variance is not None
+        return mean.square().sum() + (variance + 1).log().sum()
+
+    x, along = normal(0, 1, 2, QUERIES, WIDTH), normal(1, 1, 2, QUERIES, WIDTH)
+    for derivative in (*GRAPHS.values(), *TRANSFORMS.values()):
+        wanted, got = derivative(loss, x, along), derivative(loss, x.float(), along.float())
+        assert float((got - wanted).abs().max()) <= 2e-4 * float(wanted.abs().max())
+
+
+@pytest.mark.usefixtures("kernel")
+def test_training_stays_on_the_compiled_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unexpected(*_: Any) -> Any:
+        raise AssertionError("the backward pass was computed with dense scores")
+
+    monkeypatch.setattr(derivatives, "gradients", unexpected)
+    x = normal(2, 2, QUERIES, 3 * WIDTH).float().requires_grad_()
+    for rule in COMPILED:
+        loss_of(rule, "cpu")(x).backward()
+
+
+@pytest.mark.usefixtures("kernel")
+def test_a_transform_inside_a_compiled_function() -> None:
+    loss = loss_of("relu", "auto", stats=False)
+    x = normal(2, 2, QUERIES, 3 * WIDTH).float()
+    wanted = torch.func.jvp(loss, (x,), (x,))[1]
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def compiled(x: Tensor) -> Tensor:
+        return torch.func.jvp(loss, (x,), (x,))[1]
+
+    torch.testing.assert_close(compiled(x), wanted)
+
+
+def test_learned_slots_under_forward_mode() -> None:
+    """Few rows with many zeros are gathered by the compiled library, which has no derivative at all."""
+    scores, values = normal(0, 1, 1024).float() - 2, normal(1, 512, 1024).float()
+
+    def read(scores: Tensor) -> Tensor:
+        rule = rules.get("relu_plain")
+        return kernels.read_learned(scores, values, rule, value_rows=lambda: values.t().contiguous())
+
+    tangent = torch.func.jvp(read, (scores,), (scores,))[1]
+    torch.testing.assert_close(tangent, read(scores))  # homogeneous of degree 1
