@@ -11,7 +11,8 @@ from reluformer.integrations.server import engine as engine_module
 from reluformer.integrations.server.engine import Call, Engine, Job
 from reluformer.integrations.server.limits import RequestError, ServerLimits
 from reluformer.integrations.server.model_registry import ModelRegistry, ServedModel
-from reluformer.translation.beam_search import Search
+from reluformer.translation.beam_search import Hypothesis, Search
+from reluformer.translation.tokenizer import END, PAD
 from reluformer.translation.translator import Translator
 
 SHORT = ("A dog ran home.",)
@@ -113,6 +114,46 @@ def test_short_texts_overtake_a_search_under_way(models: ModelRegistry, engine: 
     short = Job(models[1], [SHORT])
     one.submit(short)
     assert finish(one, [long, short]) == [short, long]
+
+
+class EchoSearch:
+    """Ends at once; the translation of a window is its source."""
+
+    def __init__(self, stepper: Any, source: Any, mask: Any, outlines: Any, config: Any) -> None:
+        rows = [tuple(token for token in row if token not in (PAD, END)) for row in source.tolist()]
+        self.finished = [[Hypothesis(row, 0.0, 0.0)] for row in rows]
+
+    def advance(self) -> None:
+        pass
+
+    def ended(self, source: int) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("window_tokens", [24, 400])
+def test_new_requests_cannot_keep_a_long_document_waiting(
+    models: ModelRegistry, engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, window_tokens: int
+) -> None:
+    monkeypatch.setattr(engine_module, "Search", EchoSearch)
+    base = models[0].translator
+    config = base.config.replace(window_tokens=window_tokens)
+    model = ServedModel("model", Translator(base.model, base.tokenizer, config))
+    one = engine()
+    short = [Job(model, [SHORT]) for _ in range(32)]
+    long = Job(model, [LONG[:10] * 16])
+    for job in [*short, long]:
+        one.submit(job)
+    tokens = sum(len(base.tokenizer.encode(sentence)) + 1 for sentence in LONG[:10] * 16)
+    fair = tokens / short[0].size(0)  # turns, if each of the clients has as many tokens decoded as any other
+    turns = 0
+    while not long.result.done() and turns < 3 * fair:
+        one.step()
+        turns += 1
+        for place, job in enumerate(short):
+            if job.result.done():
+                short[place] = Job(model, [SHORT])
+                one.submit(short[place])
+    assert long.result.done()
 
 
 def test_a_full_queue_says_when_to_come_back(models: ModelRegistry, engine: Callable[..., Engine]) -> None:

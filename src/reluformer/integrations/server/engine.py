@@ -1,9 +1,14 @@
 """The engine: one thread owns the models and decodes the requests of all clients in shared batches.
 
 A batch holds windows of similar length, up to a number of tokens. A document leaves its
-batch as soon as its own search ends, so it never waits for the others. The request that
-has had the fewest tokens decoded comes first, so a long document takes turns with the
-others. Short texts overtake a long search: both advance position by position.
+batch as soon as its own search ends, so it never waits for the others. Short texts overtake
+a long search: both advance position by position.
+
+Requests share the engine as in fair queueing. The request that has had the fewest tokens
+decoded comes first. A clock counts the tokens that each request in the queue has had on
+average, and a new request starts at the clock. So new requests come before a long document
+that has just had its turn, but they cannot keep it waiting: while they are decoded, the clock
+passes the tokens of the document.
 
 A `Job` holds the documents of one request. The handler waits for `Job.result` and cancels
 it when the client disconnects; the engine then drops the rest. Jobs are built outside of
@@ -49,8 +54,8 @@ class Work:
         self.model = model
         self.result: Future[Any] = Future()
         self.submitted = time.monotonic()
-        self.decoded = 0
-        """Tokens decoded for it so far, on the engine's clock; the smallest number comes next."""
+        self.decoded = 0.0
+        """Tokens decoded for it so far, plus the engine's clock when it arrived; the smallest number comes next."""
         self.largest_batch = 0
 
     @property
@@ -193,7 +198,7 @@ class Engine:
         self._closing = False
         self._works: list[Work] = []  # the engine's thread alone uses this and what follows
         self._batches: list[SearchBatch] = []
-        self._clock = 0
+        self._clock = 0.0
         self._mean_seconds = 0.0
         self._thread: threading.Thread | None = None
         metrics.watch_queue(lambda: self._unfinished)
@@ -303,7 +308,9 @@ class Engine:
             row.job.take(row.index, len(rows))
         self._metrics.batch.observe(len(rows))
         windows = [row.job.passages[row.index].window() for row in rows]
-        self._metrics.source_tokens.inc(sum(len(window.source) for window in windows))
+        tokens = sum(len(window.source) for window in windows)
+        self._advance_clock(tokens)
+        self._metrics.source_tokens.inc(tokens)
         try:
             stepper = first.model.translator.stepper
             source, mask = padded([window.source for window in windows], stepper.device)
@@ -312,6 +319,10 @@ class Engine:
             self._batch_failed(rows, error)
             return
         self._batches.append(SearchBatch(search, rows, longest))
+
+    def _advance_clock(self, tokens: int) -> None:
+        """Advances the clock by the share of each request in the queue in tokens that are being decoded."""
+        self._clock += tokens / max(1, len(self._works))
 
     def _candidates(self, first: Job, most: float) -> Iterator[tuple[Job, int]]:
         """Yields windows that may share a batch, one of each job in turn; that of `first` comes first."""
@@ -330,6 +341,7 @@ class Engine:
 
     def _call(self, work: Call) -> None:
         work.decoded += work.tokens
+        self._advance_clock(work.tokens)
         try:
             value = work.call()
         except Exception as error:
@@ -406,7 +418,7 @@ class Engine:
             self._unfinished -= 1
 
 
-def _priority(work: Work) -> tuple[int, float]:
+def _priority(work: Work) -> tuple[float, float]:
     """Returns the sort key: fewest tokens decoded, then longest wait."""
     return work.decoded, work.submitted
 
