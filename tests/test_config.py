@@ -107,12 +107,3 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 def test_every_field_has_its_help() -> None:
     assert [name for name, field in ModelConfig.model_fields.items() if not field.description] == []
-
-
-@pytest.mark.parametrize("name", ["DataConfig", "DecodingConfig", "ModelConfig", "Recipe", "TrainingConfig"])
-def test_scripts_of_version_0_1_find_the_sections_here(name: str) -> None:
-    from reluformer import config
-
-    assert getattr(config, name).__name__ == name
-    with pytest.raises(AttributeError, match="no attribute 'Recipes'"):
-        _ = config.Recipes
