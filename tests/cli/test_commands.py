@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
-from reluformer.cli import app, doctor
+from reluformer.cli import app, doctor, extras
+from reluformer.errors import MissingExtraError
 
+Invoke = Callable[..., Result]
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -46,9 +52,49 @@ def test_doctor_lists_rules_and_versions(command: Command, plugin: Path) -> None
 
 
 def test_doctor_names_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(doctor, "find_spec", lambda module: None if module == "matplotlib" else object())
-    doctor.doctor()
-    assert "reluformer[plots]" in capsys.readouterr().out
+    for module in ("matplotlib", "scipy", "mkdocs"):
+        monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+    doctor.doctor(as_json=True)
+    missing = json.loads(capsys.readouterr().out)["missing_extras"]
+    assert {
+        "matplotlib (pip install 'reluformer[plots]')",
+        "matplotlib, scipy (pip install 'reluformer[study]')",
+        "mkdocs (pip install 'reluformer[docs]')",
+    } <= set(missing)
+
+
+def test_every_extra_of_the_package_is_known() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert set(extras.EXTRAS) == set(project["optional-dependencies"]) - {"dev", "triton"}
+    for name, modules in extras.EXTRAS.items():
+        assert len(modules) == len(project["optional-dependencies"][name])
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "message"),
+    [
+        (
+            "matplotlib",
+            ["demo", "--set", "training.updates=1"],
+            "the report of the demo needs matplotlib; pip install ",
+        ),
+        ("matplotlib", ["study", "variance"], "the report of a study needs matplotlib; pip install "),
+        ("scipy", ["study", "variance"], "the report of a study needs scipy; pip install 'reluformer[study]'"),
+    ],
+)
+def test_a_command_checks_what_it_needs_before_it_starts(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: str, arguments: list[str], message: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+    with pytest.raises(MissingExtraError, match=re.escape(message)):
+        invoke(*arguments, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_only_looks_needs_no_extra(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "variance" in invoke("study", "variance", "--list").stdout
+    assert "variance" in invoke("study", "variance", "--dry-run").stdout
 
 
 @pytest.mark.parametrize(

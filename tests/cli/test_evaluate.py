@@ -56,6 +56,28 @@ def test_limited_and_sentence_level_evaluations_have_their_own_names(invoke: Inv
     assert "chrF2 =" in shown
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_run_that_cannot_be_written_still_shows_its_scores(invoke: Invoke, copy: Path, as_json: bool) -> None:
+    (copy / "evaluation").write_text("a file where the directory would be", encoding="utf-8")
+    result = invoke("evaluate", copy, "--limit", "1", *(["--json"] if as_json else []))
+    assert json.loads(result.stdout)["scores"]["documents"] == 1 if as_json else "chrF2 =" in result.stdout
+    assert "warning: the scores are printed only, --out FILE writes them elsewhere" in result.stderr
+
+
+def test_scores_in_a_file_elsewhere(invoke: Invoke, copy: Path, tmp_path: Path) -> None:
+    place = tmp_path / "new" / "scores.json"
+    figures = json.loads(invoke("evaluate", copy, "--limit", "1", "--out", place, "--json").stdout)
+    assert json.loads(place.read_text(encoding="utf-8")) == figures
+    assert len(place.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()) == 1
+    assert not (copy / "evaluation").exists()
+
+
+def test_a_place_for_the_scores_that_is_no_file(invoke: Invoke, copy: Path, tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "scores.jsonl"):
+        with pytest.raises(ArgumentError, match="give the name of a JSON file"):
+            invoke("evaluate", copy, "--out", place)
+
+
 def test_two_runs_on_the_same_documents(invoke: Invoke, run: Path, copy: Path) -> None:
     figures = json.loads(invoke("evaluate", copy, "--limit", "3", "--against", run, "--json").stdout)
     assert [comparison["metric"] for comparison in figures["comparisons"]] == ["bleu", "d_bleu"]

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from reluformer.cli import serve as verb
+from reluformer.cli.extras import EXTRAS
 from reluformer.errors import ArgumentError, ReluformerError, StorageError
 
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What would be served."""
-    for part in verb.NEEDED:
+    for part in EXTRAS["serve"]:
         pytest.importorskip(part, reason=f"{part} is not installed: pip install 'reluformer[serve]'")
     from reluformer.integrations.server import application
 
@@ -97,6 +98,6 @@ def test_an_onnx_export_is_not_served(invoke: Any, served: dict[str, Any], tmp_p
 
 
 def test_what_is_missing_is_named(invoke: Any, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verb, "NEEDED", ("absent_part",))
+    monkeypatch.setitem(EXTRAS, "serve", ("absent_part",))
     with pytest.raises(ReluformerError, match=r"needs absent_part; pip install 'reluformer\[serve\]'"):
         invoke("serve", run)

@@ -7,7 +7,6 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reluformer import __version__
+from reluformer.cli import extras
 from reluformer.cli.options import AsJson, Plugins
 
 if TYPE_CHECKING:
@@ -25,17 +25,6 @@ if TYPE_CHECKING:
     from reluformer.benchmarking import Timing
     from reluformer.translation.resume_check import ResumeCheck
 
-
-EXTRAS = {
-    "matplotlib": "plots",
-    "scipy": "study",
-    "translate": "formats",
-    "tensorboard": "tensorboard",
-    "transformers": "hf",
-    "onnxruntime": "onnx",
-    "fastapi": "serve",
-}
-"""One module of each extra, and the name of the extra."""
 
 BASE = "softmax"
 PASSES = ("forward", "forward+backward")
@@ -97,7 +86,9 @@ def inspect_machine() -> dict[str, Any]:
 
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     missing = [
-        f"{module} (pip install 'reluformer[{extra}]')" for module, extra in EXTRAS.items() if find_spec(module) is None
+        f"{', '.join(modules)} ({extras.install_command(extra)})"
+        for extra in extras.EXTRAS
+        if (modules := extras.missing_modules(extra))
     ]
     return {
         "reluformer": __version__,

@@ -20,7 +20,7 @@ from rich.table import Table
 from reluformer import __version__
 from reluformer.cli.options import AsJson, Beam, Device, LengthPenalty, Plugins, RunArgument, Settings, decoding_changes
 from reluformer.cli.text_files import sentence_bar
-from reluformer.errors import ArgumentError, DataError
+from reluformer.errors import ArgumentError, DataError, StorageError
 from reluformer.training.run import RunDirectory, find_run
 
 if TYPE_CHECKING:
@@ -53,6 +53,10 @@ def evaluate(
     beam: Beam = None,
     length_penalty: LengthPenalty = None,
     settings: Settings = [],  # noqa: B006
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON file for the scores, instead of one in RUN/evaluation."),
+    ] = None,
     device: Device = "auto",
     plugin: Plugins = [],  # noqa: B006
     as_json: AsJson = False,
@@ -62,9 +66,12 @@ def evaluate(
     For the embedded corpus it also counts the right pronouns and terms, which
     depend on earlier sentences. It writes the scores to RUN/evaluation/SPLIT.json
     and the translations to SPLIT.jsonl; --limit and --sentence-level add to the names.
+    Where the run is read-only, it only prints the scores, or writes them to --out FILE.
 
     Example: reluformer evaluate runs/demo/reluformer --against runs/demo/transformer
     """
+    if out is not None and (out.is_dir() or out.suffix == ".jsonl"):
+        raise ArgumentError(f"--out {out}: give the name of a JSON file; the translations go beside it as .jsonl")
     against = None if against is None else find_run(against)
     RunDirectory(run).check_recipe()
     for path in (run, against):
@@ -92,11 +99,20 @@ def evaluate(
         "comparisons": [comparison.to_dict() for comparison in comparisons],
     }
     name = f"{split}{'-sentences' if sentence_level else ''}{f'-first-{limit}' if limit else ''}"
-    place = _write_evaluation(run / "evaluation", name, content, documents, systems[0].hypotheses)
     if as_json:
         typer.echo(json.dumps(content, indent=2))
     else:
-        _print_evaluation(systems, comparisons, len(documents), place)
+        _print_evaluation(systems, comparisons, len(documents))
+    place = run / "evaluation" / f"{name}.json" if out is None else out
+    try:
+        _write_evaluation(place, content, documents, systems[0].hypotheses)
+    except StorageError as error:
+        if out is not None:
+            raise
+        typer.echo(f"warning: the scores are printed only, --out FILE writes them elsewhere: {error}", err=True)
+        return
+    written = f"Wrote {place} and {place.with_suffix('.jsonl').name} beside it."
+    Console(stderr=as_json).print(written, highlight=False, markup=False)
 
 
 @dataclass(frozen=True)
@@ -161,22 +177,21 @@ def _evaluate_run(
 
 
 def _write_evaluation(
-    directory: Path, name: str, content: dict[str, Any], documents: list[Document], hypotheses: list[list[str]]
-) -> Path:
-    """Write the translations, then the scores, and return the path of the scores."""
+    place: Path, content: dict[str, Any], documents: list[Document], hypotheses: list[list[str]]
+) -> None:
+    """Write the translations beside `place`, then the scores."""
     from reluformer.files import write_text
 
     lines = [
         json.dumps({"id": document.id, "src": document.src, "tgt": document.tgt, "hyp": found}, ensure_ascii=False)
         for document, found in zip(documents, hypotheses, strict=True)
     ]
-    write_text(directory / f"{name}.jsonl", "".join(line + "\n" for line in lines))
-    write_text(directory / f"{name}.json", json.dumps(content, indent=2) + "\n")
-    return directory / f"{name}.json"
+    write_text(place.with_suffix(".jsonl"), "".join(line + "\n" for line in lines))
+    write_text(place, json.dumps(content, indent=2) + "\n")
 
 
-def _print_evaluation(systems: list[EvaluatedRun], comparisons: list[Comparison], documents: int, place: Path) -> None:
-    """Print the scores of each run, the comparisons, and where they were written."""
+def _print_evaluation(systems: list[EvaluatedRun], comparisons: list[Comparison], documents: int) -> None:
+    """Print the scores of each run and the comparisons."""
     console = Console()
     for system in systems:
         speed = system.scores.sentences / max(system.seconds, 1e-9)
@@ -185,7 +200,6 @@ def _print_evaluation(systems: list[EvaluatedRun], comparisons: list[Comparison]
     if any(system.discourse is not None for system in systems):
         console.print(_discourse_table(systems))
     _print_comparisons(console, comparisons, documents)
-    console.print(f"Wrote {place} and {place.with_suffix('.jsonl').name} beside it.", highlight=False, markup=False)
 
 
 def _discourse_table(systems: list[EvaluatedRun]) -> Table:

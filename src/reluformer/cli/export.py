@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from reluformer.cli import extras
 from reluformer.cli.options import AsJson, Plugins
 from reluformer.errors import ArgumentError
 from reluformer.training.run import RunDirectory, find_run
@@ -48,6 +49,8 @@ def export(
     """
     if to is not ExportTarget.onnx and (quantize is not None or opset is not None):
         raise ArgumentError(f"--quantize and --opset are for --to onnx, not --to {to}; leave them out")
+    extra = "onnx" if to is ExportTarget.onnx else "hf"
+    extras.require(extra, f"reluformer export --to {to}")
     source = find_run(source)
     target = source / to if out is None else out
     written = _WRITERS[to](source, target, quantize, opset, force)

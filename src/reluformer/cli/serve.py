@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from reluformer.cli import extras
 from reluformer.cli.options import (
     Beam,
     Device,
@@ -20,11 +20,10 @@ from reluformer.cli.options import (
     decoding_changes,
     languages,
 )
-from reluformer.errors import ArgumentError, ReluformerError
+from reluformer.errors import ArgumentError
 from reluformer.training.run import find_run
 
 KEY_VARIABLE = "RELUFORMER_API_KEY"
-NEEDED = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 _LOOPBACK = ("127.", "::1", "localhost")
 
 
@@ -60,7 +59,7 @@ def serve(
 
     Example: reluformer serve runs/demo/reluformer --port 5000
     """
-    _check_packages()
+    extras.require("serve", "reluformer serve")
     runs = [find_run(run) for run in runs]
     if len({run.resolve() for run in runs}) < len(runs):
         raise ArgumentError("a run is named twice; name each one once")
@@ -95,13 +94,6 @@ def serve(
         typer.echo(f"serving {names}; open {address} in a browser, Ctrl-C ends it")
 
     serve_models(ModelRegistry(served), host=host, port=port, limits=limits, key=key, log_level=log_level, ready=ready)
-
-
-def _check_packages() -> None:
-    """Raise an error that names the packages of the extra `serve` that are missing."""
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    if missing:
-        raise ReluformerError(f"serving needs {', '.join(missing)}; pip install 'reluformer[serve]'")
 
 
 def _key(file: Path | None) -> str | None:

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from reluformer.cli import extras
 from reluformer.cli.options import AsJson, Plugins
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ def study(
     if listing:
         _list(chosen, as_json, console)
         return
+    if not dry_run:
+        extras.require("study", "the report of a study")
     planned = plan.make_plan(
         chosen, at, seeds or (1 if at == "quick" else 3), sweeps=sweeps, parts=part, rules=rule, plugins=plugin
     )

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from reluformer.cli import extras
 from reluformer.cli.options import AsJson, Overrides, Plugins, RecipeFile, default_run
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ def train(
     from reluformer.translation.task import train as run_training
 
     recipe = load_yaml(Recipe, config, overrides)
+    if recipe.training.tensorboard:
+        extras.require("tensorboard", "training.tensorboard=true")
     directory = run or default_run(config)
     result = run_training(
         recipe,
@@ -98,6 +101,7 @@ def demo(
     from reluformer.translation.embedded import document_from_id
     from reluformer.translation.recipe import Recipe
 
+    extras.require("plots", "the report of the demo")
     console = Console(stderr=as_json)
     started = time.perf_counter()
     with resources.as_file(resources.files("reluformer.translation") / "demo.yaml") as recipe_file:
