@@ -1,8 +1,9 @@
 """The errors that a user can cause; each message says what is wrong, where, and what to do.
 
-Every error that a user can cause is a `ReluformerError`; the command line prints its
-message without a traceback. Subclasses also derive from the built-in error that a
-Python caller would expect, so `except ValueError` keeps working.
+What the package checks itself raises a `ReluformerError`; the command line prints its message
+without a traceback. Errors of Python, PyTorch and the operating system that nobody checks for,
+such as a lack of memory, keep their own types. Subclasses also derive from the built-in error
+that a Python caller would expect, so `except ValueError` keeps working.
 """
 
 from __future__ import annotations

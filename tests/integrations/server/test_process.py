@@ -115,6 +115,51 @@ def test_shutdown_finishes_what_it_took(runs: list[Path]) -> None:
     assert "A dog" not in log
 
 
+ENDLESS = """
+import sys, threading
+from pathlib import Path
+from reluformer.integrations.server import application
+from reluformer.integrations.server.limits import ServerLimits
+from reluformer.integrations.server.model_registry import ModelRegistry, ServedModel
+from reluformer.integrations.server.payloads import Payload
+from reluformer.loading import load
+
+Payload.from_texts = lambda *_: threading.Event().wait()
+models = ModelRegistry([ServedModel("model", load(Path(sys.argv[1])))])
+ready = lambda address: print(address, flush=True)
+application.serve(models, host="127.0.0.1", port=0, limits=ServerLimits(request_seconds=0.5), ready=ready)
+"""
+
+
+def test_a_parser_that_never_ends_outlives_neither_its_request_nor_the_process(runs: list[Path]) -> None:
+    command = [sys.executable, "-c", ENDLESS, str(runs[0])]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        port = int(process.stdout.readline().rstrip("/\n").rpartition(":")[2])
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        post(connection, json.dumps({"q": "a " * 2000, "source": "en", "target": "de"}).encode())
+        status, answer = answer_of(connection)
+        connection.close()
+        assert (status, answer["code"]) == (504, "timeout")
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_what_is_no_http_gets_a_sentence_in_plain_text(process: Process) -> None:
+    with socket.create_connection(("127.0.0.1", process.port), timeout=60) as line:
+        line.sendall(b"no request\r\n\r\n")
+        received = b""
+        while piece := line.recv(4096):
+            received += piece
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400") and b"text/plain" in head and body
+
+
 @pytest.mark.parametrize("host", ["a..b", "a" * 64])
 def test_what_cannot_be_a_host(models: ModelRegistry, host: str) -> None:
     from reluformer.integrations.server.application import serve

@@ -3,6 +3,7 @@
 From the bottom to the top:
 
 limits          limits of a request, the API key, errors for clients
+workers         threads for what takes time in proportion to a text
 monitoring      log and metrics for operators
 model_registry  the served models, and how a request selects one
 schemas         requests and responses, for clients and for the OpenAPI document

@@ -30,6 +30,7 @@ from reluformer.integrations.server.middleware import RequestMiddleware, Shutdow
 from reluformer.integrations.server.model_registry import ModelRegistry
 from reluformer.integrations.server.monitoring import Metrics, configure_logging
 from reluformer.integrations.server.schemas import FORM, JSON, MULTIPART
+from reluformer.integrations.server.workers import Workers
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -61,13 +62,15 @@ def create_app(
     limits = limits or ServerLimits()
     metrics = Metrics()
     engine = Engine(limits, metrics)
-    handlers = Handlers(models, limits, ApiKey(key), engine, metrics)
+    workers = Workers()
+    handlers = Handlers(models, limits, ApiKey(key), engine, workers, metrics)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         engine.start()
         yield
         engine.close()
+        workers.close()
 
     app = FastAPI(
         title="reluformer",

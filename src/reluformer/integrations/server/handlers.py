@@ -14,7 +14,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 from starlette.requests import ClientDisconnect, Request
@@ -32,41 +32,51 @@ from reluformer.integrations.server.schemas import (
     DetectRequest,
     FileRequest,
     InspectRequest,
+    Runner,
     StreamRequest,
     TranslateRequest,
     read_body,
     read_file,
 )
+from reluformer.integrations.server.workers import Workers
+from reluformer.translation.formats import decode_text
 
-Result = TypeVar("Result")
 INLINE = 2000
-"""Texts of fewer characters are split in the event loop, longer ones in a thread."""
+"""Texts of fewer characters are parsed in the event loop; longer ones, and all files, in a worker thread."""
 
 
 class Handlers:
     """The handlers of all routes; `application` assigns their paths."""
 
     def __init__(
-        self, models: ModelRegistry, limits: ServerLimits, key: ApiKey, engine: Engine, metrics: Metrics
+        self,
+        models: ModelRegistry,
+        limits: ServerLimits,
+        key: ApiKey,
+        engine: Engine,
+        workers: Workers,
+        metrics: Metrics,
     ) -> None:
         self.models = models
         self.limits = limits
         self.key = key
         self.engine = engine
+        self.workers = workers
         self.metrics = metrics
         self.files = FileStorage(limits)
 
     async def translate(self, request: Request) -> Response:
         """Translate a text or a list of texts."""
-        body = await read_body(request, TranslateRequest)
+        run = self._runner(request)
+        body = await read_body(request, TranslateRequest, run)
         self.key.check(request, body.api_key)
         texts = [body.q] if isinstance(body.q, str) else body.q
         size = self._check_texts(request, texts, body.alternatives)
         model = self.models.pick(body.model, body.source, body.target)
-        split = await _run(size, lambda: Payload.from_texts(model, texts, body.format))
-        job = await _run(size, lambda: Job(model, split.documents, body.alternatives + 1))
+        split: Payload = await run(size, lambda: Payload.from_texts(model, texts, body.format))
+        job = await run(size, lambda: Job(model, split.documents, body.alternatives + 1))
         found = await self._result(request, job)
-        ranked = [split.fill(found, rank) for rank in range(body.alternatives + 1)]
+        ranked = await run(size, lambda: [split.fill(found, rank) for rank in range(body.alternatives + 1)])
         answer: dict[str, Any] = {"translatedText": ranked[0]}
         if body.alternatives:
             answer["alternatives"] = [_alternatives(choices) for choices in zip(*ranked, strict=True)]
@@ -78,15 +88,16 @@ class Handlers:
 
     async def stream(self, request: Request) -> Response:
         """Translate a text; each sentence is sent as soon as it is final."""
-        body = await read_body(request, StreamRequest)
+        run = self._runner(request)
+        body = await read_body(request, StreamRequest, run)
         self.key.check(request, body.api_key)
         size = self._check_texts(request, [body.q])
         model = self.models.pick(body.model, body.source, body.target)
         loop = asyncio.get_running_loop()
-        stream = await _run(size, lambda: Stream(model, body.q, body.format, loop))
+        stream: Stream = await run(size, lambda: Stream(model, body.q, body.format, loop))
         self.engine.submit(stream.job)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        events = stream.events(request, self.limits.request_seconds)
+        events = stream.events(request, self.limits.request_seconds, run)
         return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
     async def translate_file(self, request: Request) -> Response:
@@ -95,13 +106,16 @@ class Handlers:
         self.key.check(request, body.api_key)
         model = self.models.pick(body.model, body.source, body.target)
         name = name.replace("\\", "/").rpartition("/")[2]
-        split = await _run(len(content), lambda: Payload.from_file(model, name, content))
-        self._check_texts(request, ["".join(document) for document in split.documents], count=False)
-        found = await self._result(request, await _run(len(content), lambda: Job(model, split.documents)))
-        (text,) = await _run(len(content), lambda: split.fill(found))
+        run = self._runner(request)
+        size = max(INLINE, len(content))
+        text = await run(size, lambda: decode_text(content, "the file"))
+        self._check_texts(request, [text])
+        split: Payload = await run(size, lambda: Payload.from_file(model, name, text))
+        found = await self._result(request, await run(size, lambda: Job(model, split.documents)))
+        (translated,) = await run(size, lambda: split.fill(found))
         stem, _, suffix = name.rpartition(".")
         stored = f"{stem}_{model.target}.{suffix}"
-        secret = self.files.store(stored, text.encode())
+        secret = self.files.store(stored, translated.encode())
         return JSONResponse({"translatedFileUrl": f"{request.base_url}download_file/{secret}/{quote(stored, safe='')}"})
 
     async def download_file(self, request: Request) -> Response:
@@ -113,19 +127,20 @@ class Handlers:
 
     async def inspect(self, request: Request) -> Response:
         """Show what each target token read of the source, and which slots fired for it."""
-        body = await read_body(request, InspectRequest)
+        run = self._runner(request)
+        body = await read_body(request, InspectRequest, run)
         self.key.check(request, body.api_key)
         given = body.text
         size = self._check_texts(request, [body.q, *([given] if isinstance(given, str) else given or [])], count=False)
         model = self.models.named(body.model)
-        parts = await _run(size, lambda: read_maps.source_parts(model, body.q))
-        sources = await _run(size, lambda: read_maps.tokenize(model, parts, self.limits, "'q'"))
+        parts = await run(size, lambda: read_maps.source_parts(model, body.q))
+        sources = await run(size, lambda: read_maps.tokenize(model, parts, self.limits, "'q'"))
         if given is None:
-            found = await self._result(request, await _run(size, lambda: Job(model, parts)))
+            found = await self._result(request, await run(size, lambda: Job(model, parts)))
             translated = [list(best[0].sentences) for best in found]
         else:
-            translated = await _run(size, lambda: read_maps.target_parts(model, parts, given))
-        targets = await _run(size, lambda: read_maps.tokenize(model, translated, self.limits, "'text'"))
+            translated = await run(size, lambda: read_maps.target_parts(model, parts, given))
+        targets = await run(size, lambda: read_maps.tokenize(model, translated, self.limits, "'text'"))
         text = given if isinstance(given, str) else " ".join(sentence for part in translated for sentence in part)
         answer = await self._read_maps(request, model, text, sources, targets)
         return Response(answer, media_type="application/json")
@@ -141,11 +156,13 @@ class Handlers:
         read_maps.check_weights(model, sources, targets)
         tokens = sum(len(part.tokens) for part in [*sources, *targets])
         maps = await self._result(request, Call(model, lambda: read_maps.compute(model, sources, targets), tokens))
-        return await asyncio.to_thread(lambda: read_maps.to_json(model, text, sources, targets, maps))
+        run = self._runner(request)
+        answer: bytes = await run(INLINE, lambda: read_maps.to_json(model, text, sources, targets, maps))
+        return answer
 
     async def detect(self, request: Request) -> Response:
         """List the source languages of the models; the text itself is not examined."""
-        body = await read_body(request, DetectRequest)
+        body = await read_body(request, DetectRequest, self._runner(request))
         self.key.check(request, body.api_key)
         self._check_texts(request, [body.q])
         found = [{"confidence": self._confidence, "language": code} for code in self.models.sources]
@@ -206,6 +223,22 @@ class Handlers:
         self.metrics.characters.inc(record.characters)
         return record.characters
 
+    def _runner(self, request: Request) -> Runner:
+        """Returns a function that calls others until the deadline of the request, for long texts in a worker thread."""
+        record: RequestRecord = request.state.record
+
+        async def run(size: int, call: Callable[[], Any]) -> Any:
+            if size < INLINE:
+                return call()
+            result = asyncio.wrap_future(self.workers.submit(call))
+            done, _ = await asyncio.wait((result,), timeout=record.deadline - time.monotonic())
+            if not done:
+                result.cancel()
+                raise timed_out(self.limits.request_seconds)
+            return result.result()
+
+        return run
+
     async def _result(self, request: Request, work: Work) -> Any:
         """Submits work and waits for its result, until the deadline or until the client disconnects."""
         record: RequestRecord = request.state.record
@@ -224,11 +257,6 @@ class Handlers:
             disconnected.cancel()
 
 
-async def _run(size: int, build: Callable[[], Result]) -> Result:
-    """Calls a function for a text of `size` characters: in a thread if the text is long."""
-    return build() if size < INLINE else await asyncio.to_thread(build)
-
-
 def _alternatives(choices: tuple[str, ...]) -> list[str]:
     """Returns the alternatives that differ from the best translation and from each other."""
     return list(dict.fromkeys(choice for choice in choices[1:] if choice != choices[0]))
@@ -245,9 +273,10 @@ class Stream:
     """The translation of one text for one client, as server-sent events."""
 
     def __init__(self, model: ServedModel, text: str, format: str, loop: asyncio.AbstractEventLoop) -> None:
-        self._model = model
         self._payload = Payload.from_texts(model, [text], format)
         self._layout = TextLayout(self._payload.skeletons[0])
+        self._start = event("start", {"model": model.name, **self._layout.to_json()})
+        self._size = len(text)
         self._loop = loop
         self._messages: asyncio.Queue[Any] = asyncio.Queue()
         self.job = Job(model, self._payload.documents, on_sentence=lambda *sentence: self._notify(sentence))
@@ -257,18 +286,25 @@ class Stream:
         """Adds a message to the queue; the engine calls it from its own thread."""
         self._loop.call_soon_threadsafe(self._messages.put_nowait, message)
 
-    async def events(self, request: Request, seconds: float) -> AsyncIterator[str]:
-        """Yields the events, until the client disconnects."""
+    async def events(self, request: Request, seconds: float, run: Runner) -> AsyncIterator[str]:
+        """Yields the events, until the client disconnects.
+
+        Args:
+            request: The request of the client.
+            seconds: The time of a request, for the message when it is over.
+            run: Calls what fills a long text.
+        """
         record: RequestRecord = request.state.record
         disconnected = asyncio.ensure_future(_disconnected(request))
         disconnected.add_done_callback(lambda _: self._messages.put_nowait(_DISCONNECTED))
         try:
-            yield event("start", {"model": self._model.name, **self._layout.to_json()})
+            yield self._start
             while (message := await self._next(record.deadline)) not in (_ENDED, _DISCONNECTED):
                 yield self._sentence(*message)
             record.batch = self.job.largest_batch
             if message is _ENDED:
-                (text,) = self._payload.fill(self.job.result.result())
+                found = self.job.result.result()
+                (text,) = await run(self._size, lambda: self._payload.fill(found))
                 yield event("done", {"text": text, "seconds": round(time.monotonic() - record.started, 3)})
         except TimeoutError:
             yield event("error", timed_out(seconds).body())

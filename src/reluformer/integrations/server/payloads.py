@@ -12,7 +12,7 @@ from typing import Any
 from reluformer.integrations.server.limits import RequestError, ServerLimits
 from reluformer.integrations.server.model_registry import ServedModel
 from reluformer.translation import formats
-from reluformer.translation.formats import Skeleton, TextSkeleton, TextUnit, decode_text
+from reluformer.translation.formats import Skeleton, TextSkeleton, TextUnit
 from reluformer.translation.windows import Translation
 
 FORMATS = {"text": "plain", "html": "html"}
@@ -38,8 +38,8 @@ class Payload:
         return cls(tuple(layout.skeleton(text) for text in texts))
 
     @classmethod
-    def from_file(cls, model: ServedModel, name: str, content: bytes) -> Payload:
-        """Splits a file into sentences; its name decides the format.
+    def from_file(cls, model: ServedModel, name: str, text: str) -> Payload:
+        """Splits the text of a file into sentences; its name decides the format.
 
         Raises:
             RequestError: Files of this type are not supported (415).
@@ -50,7 +50,7 @@ class Payload:
                 415, "unsupported_file", sentence, "give it a name that ends in " + ", ".join(file_suffixes())
             )
         layout = formats.detect(name, source=model.source, target=model.target)
-        return cls((layout.skeleton(decode_text(content, "the file")),))
+        return cls((layout.skeleton(text),))
 
     @property
     def documents(self) -> list[tuple[str, ...]]:
@@ -73,22 +73,22 @@ class TextLayout:
     def __init__(self, skeleton: Skeleton) -> None:
         assert isinstance(skeleton, TextSkeleton)
         self.units: list[TextUnit] = []
-        self._before = [""]
+        self._before: list[list[str]] = [[]]
         for part in skeleton.parts:
             if isinstance(part, TextUnit):
                 self.units.append(part)
-                self._before.append("")
+                self._before.append([])
             else:
-                self._before[-1] += part
+                self._before[-1].append(part)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the sentences; all `before + text`, followed by `after`, make up the whole text."""
         return {
             "sentences": [
-                {"index": index, "source": unit.source, "before": self._before[index]}
+                {"index": index, "source": unit.source, "before": "".join(self._before[index])}
                 for index, unit in enumerate(self.units)
             ],
-            "after": self._before[-1],
+            "after": "".join(self._before[-1]),
         }
 
 

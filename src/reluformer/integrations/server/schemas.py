@@ -6,15 +6,29 @@ Clients send JSON or forms. The OpenAPI document is made from the same schemas.
 from __future__ import annotations
 
 import json
-from typing import Any, Literal, TypeVar
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from reluformer.integrations.server.limits import RequestError
 
 JSON, FORM, MULTIPART = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
+
+
+def _only_texts(value: Any) -> Any:
+    """Refuses a list at its first entry that is no text; pydantic would describe millions of them one by one."""
+    if isinstance(value, list) and not all(isinstance(entry, str) for entry in value):
+        raise ValueError("every entry should be a string")
+    return value
+
+
+Texts = Annotated[list[str], BeforeValidator(_only_texts)]
 
 
 class RequestBody(BaseModel):
@@ -31,7 +45,7 @@ class RequestBody(BaseModel):
 class TranslateRequest(RequestBody):
     """The body of `POST /translate`."""
 
-    q: str | list[str]
+    q: str | Texts
     """A text, or several."""
     source: str = "auto"
     """Language of the texts, or `auto`."""
@@ -77,7 +91,7 @@ class InspectRequest(RequestBody):
 
     q: str
     """The source text."""
-    text: str | list[str] | None = None
+    text: str | Texts | None = None
     """Its translation, or a list with the translation of each sentence; default: the server translates it."""
 
 
@@ -173,21 +187,35 @@ class InspectResponse(BaseModel):
 Schema = TypeVar("Schema", bound=RequestBody)
 
 
-async def read_body(request: Request, schema: type[Schema]) -> Schema:
+Runner = Callable[[int, Callable[[], Any]], Awaitable[Any]]
+"""Calls a function for an input of some length: in a worker thread if the input is long."""
+
+
+class _MemoryParser(MultiPartParser):
+    """A parser that writes nothing to disk: a file stays in memory, where the limit of a body bounds it."""
+
+    spool_max_size = sys.maxsize
+    max_file_size = sys.maxsize  # its name in older versions of Starlette
+
+
+async def read_body(request: Request, schema: type[Schema], run: Runner) -> Schema:
     """Reads the body of a request, which is JSON or a form.
 
     Args:
         request: A request with a content type.
         schema: The schema of the body.
+        run: Calls the parser of JSON.
 
     Raises:
         RequestError: The body is malformed (400, 422) or its content type is unknown (415).
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == JSON:
-        return validated(schema, _object(await request.body()))
+        content = await request.body()
+        found: Schema = await run(len(content), lambda: validated(schema, _object(content)))
+        return found
     if kind in (FORM, MULTIPART):
-        async with request.form(max_files=1) as form:
+        async with _form(request, kind) as form:
             return validated(schema, _fields(form, schema))
     sentence = f"a body of the type {kind[:64]!r} is not understood" if kind else "the request has no content type"
     raise RequestError(415, "unsupported_media_type", sentence, f"send {JSON}, {FORM} or {MULTIPART}")
@@ -205,13 +233,30 @@ async def read_file(request: Request, schema: type[Schema]) -> tuple[Schema, str
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != MULTIPART:
         raise RequestError(415, "unsupported_media_type", "a file comes as multipart/form-data", "see /openapi.json")
-    async with request.form(max_files=1) as form:
+    async with _form(request, kind) as form:
         file = form.get("file")
         if not isinstance(file, UploadFile):
             raise RequestError(
                 400, "missing_field", "the form has no file", "send it in the field 'file', with its name"
             )
         return validated(schema, _fields(form, schema)), file.filename or "", await file.read()
+
+
+@asynccontextmanager
+async def _form(request: Request, kind: str) -> AsyncIterator[FormData]:
+    if kind == MULTIPART:
+        async with aclosing(request.stream()) as stream:
+            try:
+                form = await _MemoryParser(request.headers, stream, max_files=1).parse()
+            except MultiPartException:
+                sentence = "the body is no form that can be read"
+                raise RequestError(400, "malformed", sentence, "check the form's encoding and its size") from None
+    else:
+        form = await request.form()
+    try:
+        yield form
+    finally:
+        await form.close()
 
 
 def _object(content: bytes) -> dict[str, Any]:
