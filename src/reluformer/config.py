@@ -17,7 +17,10 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 from yaml.composer import ComposerError
 
-from reluformer.errors import ConfigError, nearest
+from reluformer import files
+from reluformer.errors import ConfigError, StorageError, nearest
+
+_MOST_FINDINGS, _MOST_DEPTH, _MOST_NODES = 20, 50, 100_000
 
 
 class Config(BaseModel):
@@ -35,7 +38,13 @@ class Config(BaseModel):
         unknown key 'widht'; did you mean 'width'? valid: width
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        arbitrary_types_allowed=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+    )
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -64,7 +73,7 @@ class Finding(NamedTuple):
     rest: str
 
     def __str__(self) -> str:
-        key = ".".join(self.path)
+        key = _cut(".".join(self.path))
         if self.kind == "unknown":
             return f"unknown key '{key}'; {self.rest}"
         if self.kind == "missing":
@@ -76,7 +85,9 @@ class _Findings(ConfigError):
     """A `ConfigError` that keeps its findings, so that the section around it can add its own path."""
 
     def __init__(self, findings: list[Finding]) -> None:
-        super().__init__("; ".join(map(str, findings)))
+        more = len(findings) - _MOST_FINDINGS
+        shown = [str(finding) for finding in findings[:_MOST_FINDINGS]] + [f"and {more} more"] * (more > 0)
+        super().__init__("; ".join(shown))
         self.findings = findings
 
 
@@ -96,13 +107,55 @@ def _findings(schema: type[BaseModel], error: ValidationError) -> list[Finding]:
             findings.append(Finding(path, "value", "the section is empty; give it keys or leave it out"))
         else:
             message = detail["msg"].removeprefix("Value error, ")
-            got = "" if isinstance(detail["input"], Mapping | BaseModel) else f" (got {detail['input']!r})"
-            findings.append(Finding(path, "value", f"{message[:1].lower()}{message[1:]}{got}"))
+            got = "" if isinstance(detail["input"], Mapping | BaseModel) else f" (got {_shown(detail['input'])})"
+            findings.append(Finding(path, "value", f"{_cut(message[:1].lower() + message[1:], 500)}{got}"))
     return findings
 
 
+def _cut(text: str, most: int = 100) -> str:
+    """Returns a text of any length short enough for a message."""
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def _shown(value: Any) -> str:
+    """Returns a value as messages show it; Python refuses to print integers of more than 4,300 digits."""
+    try:
+        return _cut(repr(value))
+    except (ValueError, RecursionError):
+        return f"{type(value).__name__} that is too long to show"
+
+
 class _Loader(yaml.SafeLoader):
-    """Reads YAML as recipes use it: keys are names, no key occurs twice, and a date is text."""
+    """Reads YAML as recipes use it: keys are names, no key occurs twice, and a date is text.
+
+    Depth and size are limited; an alias counts as much as what it stands for.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+        self._sizes: dict[int, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        is_alias = self.check_event(yaml.AliasEvent)
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        self._depth += 1
+        if self._depth > _MOST_DEPTH:
+            raise ComposerError(problem=f"nested more than {_MOST_DEPTH} levels deep", problem_mark=mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if node is None:
+            return None
+        if is_alias:
+            size = self._sizes.get(id(node))
+            if size is None:
+                raise ComposerError(problem="an alias stands inside of what it stands for", problem_mark=mark)
+        else:
+            size = 1 + sum(self._sizes[id(inner)] for inner in _inner_nodes(node))
+        if size > _MOST_NODES:
+            raise ComposerError(problem=f"more than {_MOST_NODES:,} values, aliases included", problem_mark=mark)
+        self._sizes[id(node)] = size
+        return node
 
     def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -116,9 +169,43 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
+def _inner_nodes(node: yaml.Node) -> Iterable[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [inner for pair in node.value for inner in pair]
+    return node.value if isinstance(node, yaml.SequenceNode) else []
+
+
 _Loader.add_constructor("tag:yaml.org,2002:timestamp", lambda loader, node: str(node.value))
 
 C = TypeVar("C", bound=Config)
+
+
+def parse_yaml(text: str) -> Any:
+    """Returns the value of a YAML text as recipes use it; see `read_yaml`.
+
+    Raises:
+        ValueError: The text is not valid, too deep or too large; the message has the place, on one line.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except (ValueError, RecursionError, OverflowError, yaml.YAMLError) as error:
+        raise ValueError(_cut(" ".join(str(error).split()), 500)) from None
+
+
+def read_yaml(path: Path) -> Any:
+    """Returns the value of a YAML file.
+
+    Raises:
+        ConfigError: The file cannot be read, or is not valid YAML. Files, nesting and aliases have limits.
+    """
+    try:
+        return parse_yaml(files.read_text(path))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except StorageError as error:
+        raise ConfigError(str(error)) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def load_yaml(schema: type[C], path: str | Path, overrides: Iterable[str] = ()) -> C:
@@ -136,12 +223,7 @@ def load_yaml(schema: type[C], path: str | Path, overrides: Iterable[str] = ()) 
         ConfigError: The file cannot be read, or a key or value does not fit `schema`.
     """
     path = Path(path)
-    try:
-        values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
+    values = read_yaml(path)
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected sections with keys, as in configs/, got {type(values).__name__}")
     for override in overrides:
@@ -151,6 +233,7 @@ def load_yaml(schema: type[C], path: str | Path, overrides: Iterable[str] = ()) 
 
 def _override(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
+    override = _cut(override, 200)
     if not equals or not key:
         raise ConfigError(f"--set {override}: write it as section.key=value")
     *sections, last = key.split(".")
@@ -161,9 +244,9 @@ def _override(values: dict[str, Any], override: str) -> None:
         if not isinstance(values, dict):
             raise ConfigError(f"--set {override}: '{section}' is a single value, not a section")
     try:
-        values[last] = yaml.load(text, _Loader)
-    except (ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"--set {override}: {' '.join(str(error).split())}") from None
+        values[last] = parse_yaml(text)
+    except ValueError as error:
+        raise ConfigError(f"--set {override}: {error}") from None
     if isinstance(values[last], str):
         with suppress(ValueError):  # YAML reads 3e-4 as a string
             values[last] = float(text)

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from reluformer.errors import StorageError
 
+_MOST_DEPTH = 100
 _PARTIAL = re.compile(r"\..+\.reluformer-[0-9a-f]{8}\.partial", re.DOTALL)
 
 
@@ -154,6 +155,45 @@ def check_regular(path: Path) -> None:
     raise StorageError(f"{path}: is a {kind}, not a regular file; copy its content to a file first")
 
 
+def read_text(path: Path, most: int = 2**26) -> str:
+    """Returns the text of a small file, such as a configuration.
+
+    Args:
+        path: The file to read.
+        most: The most bytes that the file may have.
+
+    Raises:
+        StorageError: The path names no regular file, or one that is too large.
+        OSError: The file cannot be read.
+        ValueError: The file is not UTF-8.
+    """
+    check_regular(path)
+    size = path.stat().st_size
+    if size > most:
+        raise StorageError(f"{path}: has {size:,} bytes, too many for such a file, which has at most {most:,}")
+    return path.read_text(encoding="utf-8")
+
+
+def parse_json(text: str) -> Any:
+    """Returns the value of a JSON text; raises a `ValueError` for one that is not valid or nested too deep."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    level = [value]
+    for _ in range(_MOST_DEPTH):
+        level = [inner for outer in level for inner in _inner_values(outer)]
+        if not level:
+            return value
+    raise ValueError(f"nested more than {_MOST_DEPTH} levels deep")
+
+
+def _inner_values(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
 def read_json(path: Path, *, what: str, version: int) -> dict[str, Any]:
     """Returns a JSON object whose "format" must be `version`.
 
@@ -166,10 +206,12 @@ def read_json(path: Path, *, what: str, version: int) -> dict[str, Any]:
         StorageError: The file is missing, damaged or of another format.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = parse_json(read_text(path))
+    except StorageError:
+        raise
     except OSError as error:
         raise StorageError(f"{path}: cannot read the {what}: {error.strerror}") from None
-    except (ValueError, RecursionError):
+    except ValueError:
         raise StorageError(f"{path}: the {what} is damaged; prepare the data again") from None
     found = values.get("format") if isinstance(values, dict) else None
     if found != version:

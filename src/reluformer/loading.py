@@ -6,12 +6,12 @@ integrations, because an export is read by the integration that wrote it.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from reluformer import files
 from reluformer.errors import ArgumentError
 from reluformer.models import CONFIG, WEIGHTS, storage
 from reluformer.training.run import RunDirectory, find_run
@@ -69,7 +69,7 @@ def _device(device: str | torch.device) -> torch.device:
 def _is_transformers_export(directory: Path) -> bool:
     """Whether config.json is one of transformers; a damaged one is left to `load_run`, which names the fault."""
     try:
-        content = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+        content = files.parse_json(files.read_text(directory / CONFIG))
     except (OSError, ValueError):
         return False
     return isinstance(content, dict) and content.get("model_type") == "reluformer"

@@ -31,11 +31,11 @@ _Value = TypeVar("_Value", Tensor, float)
 class RegularizerConfig(Config):
     """The weights of the regulariser's two terms. The paper does not give its weights; these are ours."""
 
-    normalization: float = Field(default=0.05, ge=0)
+    normalization: float = Field(default=0.05, ge=0, le=1e6)
     """Weight of |log sum_j w_ij|, which pulls each row's sum to one."""
-    entropy: float = Field(default=0.05, ge=0)
+    entropy: float = Field(default=0.05, ge=0, le=1e6)
     """Weight of max(H_i - margin log n_i, 0), which makes rows sparser than the margin."""
-    margin: float = Field(default=0.7, ge=0)
+    margin: float = Field(default=0.7, ge=0, le=1e6)
     """C / log n, the share of the largest possible entropy that costs nothing."""
 
     def weighted(self, normalization: _Value, entropy: _Value) -> _Value:

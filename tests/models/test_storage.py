@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,11 @@ def flip_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
+def put_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
@@ -89,6 +95,13 @@ def truncate(path: Path) -> None:
         (lambda d: (d / "config.json").write_text("{"), "damaged, not readable as JSON"),
         (lambda d: (d / "config.json").write_text('{"model_type": "bert"}'), "written by another program"),
         (lambda d: (d / "config.json").write_text("[]"), "written by another program"),
+        (lambda d: (d / "config.json").write_text('{"model":' + "[" * 200_000), "not readable as JSON"),
+        (lambda d: (d / "config.json").write_text('{"a": ' + "[" * 150 + "]" * 150 + "}"), "nested more than 100"),
+        (lambda d: (d / "config.json").write_text('{"a": ' + "9" * 5_000 + "}"), "not readable as JSON"),
+        (lambda d: put_pipe(d / "config.json"), "config.json: is a named pipe"),
+        (lambda d: put_pipe(d / "model.safetensors"), "model.safetensors: is a named pipe"),
+        (lambda d: edit_config(d, model={"vocab_size": 10**18}), "'vocab_size': .*less than or equal to 2147483647"),
+        (lambda d: edit_config(d, model={"vocab_size": 20, "encoder_layers": 10**9}), "less than or equal to 1000"),
         (lambda d: edit_config(d, format=99), "format 99, this version reads 1"),
         (
             lambda d: edit_config(d, model={"vocab_size": 20, "wide": 3}),

@@ -446,6 +446,14 @@ def test_the_checksum_follows_the_segments_and_not_the_names(config: DataConfig,
     assert one.checksum("train") == two.checksum("train") != one.checksum("valid")
 
 
+def test_a_pipe_or_a_device_is_no_corpus(config: DataConfig, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.tsv")
+    with pytest.raises(DataError, match=r"pipe\.tsv: is a named pipe, not a regular file"):
+        prepare(config.replace(train={"path": tmp_path / "pipe.tsv"}), tmp_path / "out")
+    with pytest.raises(DataError, match="/dev/zero: is a device"):
+        prepare(config.replace(train={"path": "/dev/zero", "format": "tsv"}), tmp_path / "out")
+
+
 def test_progress_ends_with_all_pairs(config: DataConfig, tmp_path: Path) -> None:
     told: dict[str, int] = {}
     prepare(config, tmp_path / "out", progress=told.__setitem__)

@@ -48,6 +48,7 @@ def test_a_pair_of_files_is_aligned_lines() -> None:
         ({"src": "a", "tgt": "b", "format": "tsv"}, "give 'path'"),
         ({"path": " "}, "'path': is empty"),
         ({"pth": "a.tsv"}, "did you mean 'path'"),
+        ({"path": "a\0.tsv"}, "'path': holds a NUL character"),
     ],
 )
 def test_a_source_that_does_not_fit_is_refused(values: dict[str, str], message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -35,17 +36,17 @@ class ModelConfig(Config):
         'relu_plain'
     """
 
-    vocab_size: int = Field(gt=0)
+    vocab_size: int = Field(gt=0, le=2**31 - 1)
     """Entries of the joint source and target vocabulary."""
-    width: int = Field(default=192, gt=0)
+    width: int = Field(default=192, gt=0, le=2**16)
     """Width of the residual stream."""
-    heads: int = Field(default=4, gt=0)
+    heads: int = Field(default=4, gt=0, le=2**16)
     """Attention heads; they divide the width."""
-    encoder_layers: int = Field(default=3, ge=0)
+    encoder_layers: int = Field(default=3, ge=0, le=1000)
     """Encoder blocks."""
-    decoder_layers: int = Field(default=3, ge=0)
+    decoder_layers: int = Field(default=3, ge=0, le=1000)
     """Decoder blocks."""
-    slots: int = Field(default=768, gt=0)
+    slots: int = Field(default=768, gt=0, le=2**22)
     """Learned slots of each feed-forward memory (the FFN's hidden width)."""
 
     ffn: RuleField = rules.ReluPlain()
@@ -71,7 +72,7 @@ class ModelConfig(Config):
     ffn_bias: bool | None = None
     """Key and output bias of the feed-forward memory. Unset: as in the paper, with for
     pointwise rules (an FFN) and without for row-wise ones (a key-value memory)."""
-    ffn_value_std: float | None = Field(default=None, gt=0)
+    ffn_value_std: float | None = Field(default=None, gt=0, le=1e6)
     """Standard deviation of the learned values at the start. Unset: a read of variance one
     for pointwise rules; the plain FFN's sqrt(2 / slots) for row-wise ones, so that they
     are compared with the FFN on equal values."""
@@ -87,8 +88,8 @@ class ModelConfig(Config):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.width % self.heads:
-            divisors = [h for h in range(1, self.width + 1) if self.width % h == 0]
-            near = min(divisors, key=lambda h: abs(h - self.heads))
+            small = [h for h in range(1, math.isqrt(self.width) + 1) if self.width % h == 0]
+            near = min((*small, *(self.width // h for h in small)), key=lambda h: abs(h - self.heads))
             raise ValueError(
                 f"heads={self.heads} does not divide width={self.width}; use heads={near} or a multiple of "
                 f"{self.heads} as width"

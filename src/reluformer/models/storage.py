@@ -8,7 +8,6 @@ taken for a model, the header of its weights is compared with the configuration.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -81,7 +80,9 @@ def _content(directory: Path) -> dict[str, Any]:
         raise StorageError(f"{directory}: no such directory; give the one that holds {CONFIG} and {WEIGHTS}")
     path = directory / CONFIG
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = files.parse_json(files.read_text(path))
+    except StorageError:
+        raise
     except FileNotFoundError:
         raise StorageError(f"{directory}: holds no {CONFIG}, so it is not a saved model") from None
     except (OSError, ValueError) as error:

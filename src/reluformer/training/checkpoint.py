@@ -117,10 +117,10 @@ class CheckpointStore:
     def _manifest(self, step: int) -> dict[str, Any]:
         path = self.path(step) / STATE
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = files.parse_json(files.read_text(path))
             checksum = content.pop("checksum", None)  # version 0.1 wrote none
             found = content["format"], content["step"], content["files"], content["state"]
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise StorageError(f"{path}: torn: {error}") from None
         if found[:2] != (FORMAT, step):
             raise StorageError(f"{path}: format {found[0]} of step {found[1]}; expected {FORMAT} of step {step}")

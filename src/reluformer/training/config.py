@@ -13,34 +13,34 @@ from reluformer.regularizers import RegularizerConfig
 class TrainingConfig(Config):
     """How a model is trained. One update = `accumulate` batches on each process, one optimiser step."""
 
-    updates: int = Field(default=20_000, gt=0)
+    updates: int = Field(default=20_000, gt=0, le=10**9)
     """Stop after so many updates. The cosine schedule ends here."""
-    max_minutes: float | None = Field(default=None, gt=0)
+    max_minutes: float | None = Field(default=None, gt=0, le=10**9)
     """Stop after so many minutes of training, resumed parts added up. Unset: no limit."""
 
-    tokens_per_batch: int = Field(default=4096, gt=0)
+    tokens_per_batch: int = Field(default=4096, gt=0, le=10**9)
     """Most cells (rows times longest row, on the longer side) of a batch. n processes share the rows of
     one n times as large, dealt out in turn, so one of them may have a row more than fits."""
-    accumulate: int = Field(default=1, gt=0)
+    accumulate: int = Field(default=1, gt=0, le=10**6)
     """Batches whose gradients are added up before an update."""
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
     """Share of the target distribution that is spread over the whole vocabulary."""
     regularizer: RegularizerConfig | None = None
     """Applied to every attention. Unset: none; the `reluformer` architecture wants it."""
 
-    lr: float = Field(default=1e-3, gt=0)
+    lr: float = Field(default=1e-3, gt=0, le=1e30)
     """Highest learning rate, reached at the end of the warm-up."""
     schedule: Literal["inverse_sqrt", "cosine", "constant"] = "inverse_sqrt"
     """How the learning rate falls after the warm-up."""
-    warmup: int = Field(default=1000, ge=0)
+    warmup: int = Field(default=1000, ge=0, le=10**9)
     """Updates over which the learning rate rises linearly from 0."""
-    rule_warmup: int = Field(default=0, ge=0)
+    rule_warmup: int = Field(default=0, ge=0, le=10**9)
     """Updates over which rules with a level of the row (`relu_exp`) go from no zeros to their own. 0: none."""
     betas: tuple[float, float] = (0.9, 0.98)
     """Decay of AdamW's two moments."""
-    weight_decay: float = Field(default=0.01, ge=0)
+    weight_decay: float = Field(default=0.01, ge=0, le=1e6)
     """AdamW's decay of matrices; norms, biases and other vectors are not decayed."""
-    clip: float | None = Field(default=1.0, gt=0)
+    clip: float | None = Field(default=1.0, gt=0, le=1e30)
     """Largest norm of the whole gradient. Unset: no clipping."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Arithmetic of matrix products; weights stay in float32."""
@@ -53,25 +53,25 @@ class TrainingConfig(Config):
 
     ema_decay: float | None = Field(default=None, gt=0, lt=1)
     """Validate and keep an exponential moving average of the weights, e.g. 0.999. Unset: none."""
-    average_last: int = Field(default=0, ge=0)
+    average_last: int = Field(default=0, ge=0, le=10**6)
     """The final model is the mean of this many last checkpoints. 0: none."""
 
-    validate_every: int = Field(default=1000, gt=0)
+    validate_every: int = Field(default=1000, gt=0, le=10**9)
     """Updates between two looks at the validation split."""
-    validate_bleu: int = Field(default=0, ge=0)
+    validate_bleu: int = Field(default=0, ge=0, le=10**9)
     """Validation documents that are also translated and scored each time. 0: none."""
-    patience: int | None = Field(default=None, gt=0)
+    patience: int | None = Field(default=None, gt=0, le=10**9)
     """Stop after so many validations in a row without a lower loss. Unset: never."""
 
-    checkpoint_every: int = Field(default=1000, gt=0)
+    checkpoint_every: int = Field(default=1000, gt=0, le=10**9)
     """Updates between two checkpoints."""
-    checkpoint_minutes: float = Field(default=10, gt=0)
+    checkpoint_minutes: float = Field(default=10, gt=0, le=10**9)
     """Save one also when the last is this old."""
-    keep_checkpoints: int = Field(default=3, gt=0)
+    keep_checkpoints: int = Field(default=3, gt=0, le=10**6)
     """Older ones are deleted."""
-    log_every: int = Field(default=50, gt=0)
+    log_every: int = Field(default=50, gt=0, le=10**9)
     """Updates between two lines of the log."""
-    telemetry_every: int = Field(default=500, gt=0)
+    telemetry_every: int = Field(default=500, gt=0, le=10**9)
     """Updates between two looks at every memory: variances, zeros, entropy, dead rows."""
     tensorboard: bool = False
     """Also write the log for TensorBoard; needs `pip install 'reluformer[tensorboard]'`."""

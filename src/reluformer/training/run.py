@@ -103,12 +103,12 @@ class RunDirectory:
     def status(self) -> dict[str, Any]:
         """The content of status.json; empty before the run."""
         try:
-            content = json.loads((self.path / STATUS).read_text(encoding="utf-8"))
+            content = dict(files.parse_json(files.read_text(self.path / STATUS)))
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TypeError) as error:
             raise StorageError(f"{self.path / STATUS}: damaged ({error}); delete it and start again") from None
-        return dict(content)
+        return content
 
     def set_status(self, status: Status, **details: Any) -> None:
         """Replaces status.json."""
@@ -152,12 +152,14 @@ class RunDirectory:
         Raises:
             StorageError: The file is damaged.
         """
+        from reluformer.config import read_yaml
+
         path = self.recipe_file
         if not path.is_file():
             return {}
         try:
-            return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError, yaml.YAMLError):
+            return dict(read_yaml(path))
+        except (ConfigError, ValueError, TypeError):
             raise StorageError(f"{path}: damaged, not a recipe; delete it to translate with default settings") from None
 
     def check(self) -> None:
@@ -262,8 +264,8 @@ class RunDirectory:
     def best_step(self) -> int | None:
         """The step of the model in best/; None without a whole one."""
         try:
-            return int(json.loads((self.best / BEST_STEP).read_text(encoding="utf-8"))["step"])
-        except (OSError, ValueError, KeyError):
+            return int(files.parse_json(files.read_text(self.best / BEST_STEP))["step"])
+        except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def alone(self) -> AbstractContextManager[None]:
@@ -306,7 +308,7 @@ class RunLog:
         for line in self.path.read_text(encoding="utf-8").splitlines():
             try:
                 found.append(json.loads(line))
-            except ValueError:
+            except (ValueError, RecursionError):
                 break
         return [values for values in found if event is None or values["event"] == event]
 

@@ -38,9 +38,9 @@ _FORMAT_BY_SUFFIX: Mapping[str, Format] = {
 class EmbeddedOptions(Config):
     """Options of the corpus that the package generates itself; it needs no files and no download."""
 
-    documents: int = Field(default=1000, gt=0)
+    documents: int = Field(default=1000, gt=0, le=10**9)
     """Number of documents."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
     """Another seed gives other documents."""
     sentences: tuple[int, int] = (4, 12)
     """Fewest and most sentences of a document."""
@@ -49,7 +49,7 @@ class EmbeddedOptions(Config):
     @classmethod
     def _ordered(cls, sentences: tuple[int, int]) -> tuple[int, int]:
         fewest, most = sentences
-        if not 1 <= fewest <= most:
+        if not 1 <= fewest <= most <= 10_000:
             raise ValueError("give the fewest and the most sentences, as in [4, 12]")
         return sentences
 
@@ -76,7 +76,7 @@ class CorpusSource(Config):
     def _not_blank(cls, path: Any) -> Any:
         if isinstance(path, str) and not path.strip():
             raise ValueError("is empty; name a file")
-        return path
+        return _without_nul(path)
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
@@ -118,6 +118,12 @@ class CorpusSource(Config):
         )
 
 
+def _without_nul(path: Any) -> Any:
+    if "\0" in str(path):
+        raise ValueError("holds a NUL character, which no path has")
+    return path
+
+
 def _format_by_name(path: Path) -> Format | None:
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] == ".gz":
@@ -130,12 +136,17 @@ class TokenizerConfig(Config):
 
     kind: Literal["bpe", "unigram"] = "bpe"
     """Byte-pair encoding or a unigram language model, both over bytes: no text is unknown."""
-    vocab_size: int = Field(default=8000, ge=300, le=2**31 - 1)
+    vocab_size: int = Field(default=8000, ge=300, le=2**20)
     """Entries aimed at, with the five special ones; a small corpus may give fewer."""
-    sample_sentences: int = Field(default=1_000_000, gt=0)
+    sample_sentences: int = Field(default=1_000_000, gt=0, le=10**9)
     """Sentences to learn from, counted over both languages from the beginning of the train split."""
     path: Path | None = None
     """Directory of a finished tokenizer to use as it is; the other options are then ignored."""
+
+    @field_validator("path", mode="before")
+    @classmethod
+    def _is_a_path(cls, path: Any) -> Any:
+        return _without_nul(path)
 
 
 class SegmentConfig(Config):
@@ -154,7 +165,7 @@ class SegmentConfig(Config):
     @field_validator("segment_tokens", mode="before")
     @classmethod
     def _tokens_or_sentence(cls, tokens: Any) -> Any:
-        number = isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 8
+        number = isinstance(tokens, int) and not isinstance(tokens, bool) and 8 <= tokens <= 10**6
         if not number and tokens != "sentence":
             raise ValueError("give a number of tokens, at least 8, or 'sentence'")
         return tokens
@@ -171,13 +182,13 @@ class SegmentConfig(Config):
 class Limits(Config):
     """Limits beyond which a line is taken for an accident instead of text."""
 
-    sentence_characters: int = Field(default=10_000, gt=0)
+    sentence_characters: int = Field(default=10_000, gt=0, le=10**9)
     """A longer sentence is skipped and counted."""
-    sentence_tokens: int = Field(default=1024, gt=0)
+    sentence_tokens: int = Field(default=1024, gt=0, le=10**6)
     """A sentence longer than this is skipped and counted, where segments are single sentences."""
-    document_sentences: int = Field(default=10_000, gt=0)
+    document_sentences: int = Field(default=10_000, gt=0, le=10**9)
     """More sentences without a document break are an error: most often the breaks are missing."""
-    document_bytes: int = Field(default=2**26, gt=0)
+    document_bytes: int = Field(default=2**26, gt=0, le=2**31)
     """A longer JSON line is an error."""
 
 
@@ -219,27 +230,27 @@ class DataConfig(Config):
 class DecodingConfig(Config):
     """How translations are searched for, and how long documents are cut."""
 
-    beam: int = Field(default=4, ge=1)
+    beam: int = Field(default=4, ge=1, le=1000)
     """Hypotheses kept at each step; 1 is greedy search."""
-    n_best: int = Field(default=1, ge=1)
+    n_best: int = Field(default=1, ge=1, le=1000)
     """Translations returned for each source, best first; at most `beam`."""
-    length_penalty: float = Field(default=1.0, ge=0)
+    length_penalty: float = Field(default=1.0, ge=0, le=10)
     """Hypotheses are ranked by log-probability / length^length_penalty; 0 prefers short ones."""
     stop: Literal["exact", "beam"] = "exact"
     """`exact`: when no live hypothesis can still enter the n best, whatever its length becomes.
     `beam`: as soon as `beam` hypotheses are finished, which is quicker and may miss a better one."""
-    length_ratio: float = Field(default=2.0, gt=0)
+    length_ratio: float = Field(default=2.0, gt=0, le=1000)
     """A sentence may grow to length_ratio * source tokens + length_offset tokens."""
-    length_offset: int = Field(default=16, ge=1)
+    length_offset: int = Field(default=16, ge=1, le=10**5)
     """See `length_ratio`."""
-    min_length: int = Field(default=0, ge=0)
+    min_length: int = Field(default=0, ge=0, le=10**5)
     """Tokens before the end is allowed; where it exceeds the length limit, the limit wins."""
-    window_tokens: Annotated[int, Field(ge=8)] | Literal["sentence"] | None = None
+    window_tokens: Annotated[int, Field(ge=8, le=10**6)] | Literal["sentence"] | None = None
     """Longer documents are cut at sentence borders into windows of so many source tokens, or into
     single sentences. Unset: as the model was trained."""
-    context_sentences: int = Field(default=3, ge=0)
+    context_sentences: int = Field(default=3, ge=0, le=1000)
     """Sentences before a window that are given again, with their translations, as its beginning."""
-    batch_tokens: int = Field(default=8192, gt=0)
+    batch_tokens: int = Field(default=8192, gt=0, le=10**8)
     """Source tokens, padding included, that are translated at once."""
 
     @model_validator(mode="after")

@@ -19,7 +19,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from reluformer.errors import DataError, StorageError
-from reluformer.files import read_json, write_text
+from reluformer.files import check_regular, read_json, write_text
 from reluformer.translation.recipe import TokenizerConfig
 
 PAD, BEGIN, END, SEPARATOR, UNKNOWN = range(5)
@@ -124,6 +124,7 @@ class Tokenizer:
         """
         path = Path(directory) / _FILE
         metadata = read_json(Path(directory) / _METADATA, what="tokenizer metadata", version=FORMAT)
+        check_regular(path)
         try:
             definition = path.read_bytes()
         except OSError as error:

@@ -7,13 +7,13 @@ complete, and a file that was damaged or exchanged since is named.
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from reluformer import files
 from reluformer.errors import ConfigError, StorageError
+from reluformer.files import parse_json, read_text
 from reluformer.training.run import ONNX as MANIFEST
 from reluformer.translation.recipe import DecodingConfig
 from reluformer.translation.tokenizer import Tokenizer
@@ -61,7 +61,7 @@ def read_manifest(directory: Path) -> Manifest:
     """Reads onnx.json; the error says what the directory is instead."""
     path = directory / MANIFEST
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(read_text(path))
     except (FileNotFoundError, NotADirectoryError):
         raise StorageError(
             f"{directory}: no ONNX export, it holds no {MANIFEST}; make one with: reluformer export RUN --to onnx"

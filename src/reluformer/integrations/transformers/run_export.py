@@ -10,7 +10,6 @@ The directory appears under its name only when it is complete.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ import torch
 from transformers.utils import logging
 
 from reluformer.errors import StorageError
-from reluformer.files import whole_directory
+from reluformer.files import parse_json, read_text, whole_directory
 from reluformer.integrations.transformers.modeling import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.integrations.transformers.tokenization import ReLUFormerTokenizer
 from reluformer.models import storage
@@ -100,7 +99,7 @@ def _check_is_ours(source: Path) -> None:
     if not path.is_file():
         raise StorageError(f"{source}: holds no {storage.CONFIG}; give the directory of an export or a saved model")
     try:
-        kind = json.loads(path.read_text(encoding="utf-8"))
+        kind = parse_json(read_text(path))
     except (OSError, ValueError) as error:
         raise StorageError(f"{path}: damaged, not readable as JSON ({error}); export the model again") from None
     if not isinstance(kind, dict) or kind.get("model_type") != ReLUFormerConfig.model_type:
@@ -148,7 +147,7 @@ def _is_imported(directory: Path) -> bool:
 def _says(directory: Path, key: str, value: str) -> bool:
     """Returns True if config.json has this value; other programs also have files of that name."""
     try:
-        content = json.loads((directory / storage.CONFIG).read_text(encoding="utf-8"))
+        content = parse_json(read_text(directory / storage.CONFIG))
     except (OSError, ValueError):
         return False
     return isinstance(content, dict) and content.get(key) == value

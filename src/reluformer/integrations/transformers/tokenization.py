@@ -7,7 +7,6 @@ fingerprint stays the one in the model's configuration.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,6 +16,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import BatchEncoding, PreTrainedTokenizerFast
 
 from reluformer.errors import ArgumentError, StorageError
+from reluformer.files import parse_json, read_text
 from reluformer.translation.tokenizer import BEGIN, END, PAD, SEPARATOR, SPECIAL_TOKENS, UNKNOWN, Tokenizer
 
 
@@ -140,7 +140,7 @@ def _load(tokenizer_file: str | None, metadata_file: str | None) -> Tokenizer:
 
 def _fingerprint_of_model(path: Path) -> str | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8")).get("tokenizer_sha256")
+        found = parse_json(read_text(path)).get("tokenizer_sha256")
     except (OSError, ValueError, AttributeError) as error:
         raise StorageError(f"{path}: damaged, not readable as JSON ({error}); export the model again") from None
     return found if isinstance(found, str) else None

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
-from reluformer.errors import DataError
-from reluformer.files import whole_file
+from reluformer.errors import DataError, StorageError
+from reluformer.files import check_regular, whole_file
 
 BYTE_ORDER_MARK = "\ufeff"
 UTF8_MOST_BYTES = 4
@@ -106,12 +106,15 @@ def open_binary(path: Path) -> IO[bytes]:
     """Opens a file of a corpus; it is unpacked where its name ends in .gz.
 
     Raises:
-        DataError: The file is missing or cannot be opened.
+        DataError: The file is missing, cannot be opened, or is a pipe or a device.
     """
     try:
+        check_regular(path)
         return cast(IO[bytes], gzip.open(path)) if path.suffix.lower() == ".gz" else path.open("rb")
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; check the paths of the data configuration") from None
+    except StorageError as error:
+        raise DataError(str(error)) from None
     except OSError as error:
         raise DataError(f"{path}: cannot be opened: {error.strerror}") from None
 
