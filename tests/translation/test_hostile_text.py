@@ -17,6 +17,7 @@ from reluformer.errors import DataError
 from reluformer.translation import formats, scoring
 from reluformer.translation.corpus import read_documents
 from reluformer.translation.document import Document
+from reluformer.translation.downloads.convert import read_segments, unescape
 from reluformer.translation.recipe import CorpusSource
 
 SIZE = 500_000
@@ -103,6 +104,20 @@ def test_a_mark_of_thousands_of_digits_is_text() -> None:
     digits = "1" * 5000
     _, skeleton = formats.get("markdown").parse("Use `ls` now.")
     assert skeleton.fill([f"Nimm [1] und [{digits}]."]) == f"Nimm `ls` und [{digits}]."
+
+
+def test_a_character_reference_of_thousands_of_digits() -> None:
+    text = f"A &#{'9' * 5000}; dog &#228;."
+    (sentence,), skeleton = formats.get("html").parse(text)
+    assert sentence == "A \ufffd dog ä." and skeleton.fill([sentence]) == text
+    assert unescape(text) == f"A &#{'9' * 5000}; dog ä."
+
+
+def test_segments_without_an_end_are_read_in_linear_time(tmp_path: Path) -> None:
+    path = tmp_path / "test.sgm"
+    path.write_text("<doc docid=a><seg id=2> <i>y</i> </seg>" + "<seg id=1>x\n" * 100_000, encoding="utf-8")
+    (document,) = read_segments(path)
+    assert document.sentences == {"2": "<i>y</i>"}
 
 
 DEEP = "[" * 3000 + "]" * 3000

@@ -146,12 +146,12 @@ def _leak_key(sentence: str) -> str:
 
 
 MOST_LINE_BYTES = 2**20
-_MARK = re.compile(r"<doc\b([^>]*)>|<seg\b([^>]*)>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
+_MARK = re.compile(r"<doc\b([^<>]*+)>|<seg\b([^<>]*+)>([^<]*+(?:<(?!/?seg\b)[^<]*+)*+)</seg>", re.IGNORECASE)
 _DOCID = re.compile(r"""\bdocid\s*=\s*["']?([^"'>]*)""", re.IGNORECASE)
 _SEGMENT = re.compile(r"""\bid\s*=\s*["']?([^"'\s>]+)""", re.IGNORECASE)
-_ENTITY = re.compile(r"&(?:amp|lt|gt|quot|apos|#\d+|#x[0-9a-fA-F]+);")
+_ENTITY = re.compile(r"&(?:amp|lt|gt|quot|apos|#\d{1,9}|#x[0-9a-fA-F]{1,9});")
 _HEADER = re.compile(r"</?(?:doc|url|keywords|speaker|talkid|title|description|reviewer|translator)\b")
-_TALK_ID = re.compile(r"<talkid>\s*(\S+?)\s*</talkid>")
+_TALK_ID = re.compile(r"<talkid>\s*+([^\s<]++)\s*+</talkid>")
 
 
 @dataclass

@@ -29,6 +29,7 @@ _MARKUP = re.compile(
 )
 _WHOLE = re.compile(r"<(code|kbd|samp|var)\b[^<>]*+>[^<>]*+</\1\s*+>", re.IGNORECASE)
 _PAIR = re.compile(r"<([A-Za-z][\w:-]*+)\b[^<>]*+>(?P<label>[^\w<>]*+\w[^<>]*+)</\1\s*+>", re.IGNORECASE)
+_LONG_REFERENCE = re.compile(r"&#[0-9]{10,}+;?")
 _OTHER = re.compile(rf"{_TAG}|{MARK.pattern}|{ADDRESS}")
 
 
@@ -71,9 +72,14 @@ class Html(TextFormat):
         for part in split_units(stretch, self.splitter, html_spans):
             if isinstance(part, TextUnit):
                 spans = part.spans if isinstance(part, MarkedUnit) else ()
-                yield HtmlUnit(part.raw, html.unescape(part.source), spans)
+                yield HtmlUnit(part.raw, _unescape(part.source), spans)
             else:
                 yield part
+
+
+def _unescape(text: str) -> str:
+    """Replaces entities by their characters; a number of too many digits becomes U+FFFD, as in browsers."""
+    return html.unescape(_LONG_REFERENCE.sub("\ufffd", text))
 
 
 def _stretches(text: str) -> Iterator[tuple[str, bool]]:
