@@ -46,13 +46,15 @@ def prepare(
             to or default_run(config) / "data",
             progress=lambda what, pairs: status.update(f"{what}: {pairs:,} sentence pairs"),
         )
+    for warning in summary.warnings():
+        typer.echo(warning, err=True)
     if as_json:
         typer.echo(json.dumps(summary.to_json(), indent=2))
         return
     console.print(summary.table())
-    skipped = summary.skipped_table()
-    if skipped is not None:
-        console.print(skipped)
+    for table in (summary.skipped_table(), summary.found_table()):
+        if table is not None:
+            console.print(table)
 
 
 app = typer.Typer(

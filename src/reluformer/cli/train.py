@@ -43,7 +43,7 @@ def train(
     Example: reluformer train configs/multi30k.yaml --set training.max_minutes=10
     """
     from reluformer.config import load_yaml
-    from reluformer.training.progress import SilentProgress, for_terminal
+    from reluformer.training.progress import WarningProgress, for_terminal
     from reluformer.translation.recipe import Recipe
     from reluformer.translation.task import train as run_training
 
@@ -56,7 +56,7 @@ def train(
         directory,
         init_from=init_from,
         resume=not fresh,
-        progress=SilentProgress() if as_json else for_terminal(),
+        progress=WarningProgress() if as_json else for_terminal(),
         prepared=prepared,
     )
     if as_json:
@@ -109,6 +109,8 @@ def demo(
         with console.status("generating the corpus"):
             summary = systems.prepare_corpus(recipe, out)
         console.print(summary.table())
+        if (skipped := summary.report()) is not None:
+            console.print(skipped, highlight=False, markup=False)
         with Live(console=console, refresh_per_second=2, transient=not console.is_terminal) as live:
             systems.train_all(recipe_file, out, lambda runs: live.update(_training_table(runs, recipe)), overrides)
     with console.status("translating unseen documents"):

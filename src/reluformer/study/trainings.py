@@ -108,7 +108,7 @@ def prepared_name(config: DataConfig) -> str:
     state = [
         (str(path), path.stat().st_size, path.stat().st_mtime_ns) for s in config.splits.values() for path in s.files
     ]
-    text = json.dumps([config.model_dump(mode="json"), state], sort_keys=True)
+    text = json.dumps([config.identity(), state], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

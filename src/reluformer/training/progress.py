@@ -59,6 +59,15 @@ class SilentProgress:
         pass
 
 
+class WarningProgress(SilentProgress):
+    """Prints the warnings among the messages on standard error, and nothing else."""
+
+    def message(self, text: str) -> None:
+        for line in text.splitlines():
+            if line.startswith("warning:"):
+                print(line, file=sys.stderr, flush=True)
+
+
 class LineProgress:
     """Prints a line at the first update, then one every `seconds`."""
 

@@ -9,10 +9,12 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from rich import box
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -20,9 +22,10 @@ import reluformer
 from reluformer.errors import ArgumentError, DataError, StorageError
 from reluformer.files import alone_in, read_json, write_text
 from reluformer.translation import formats
-from reluformer.translation.document import Document, DocumentAssembler, Skipped
+from reluformer.translation.document import Document, DocumentAssembler, Skipped, SkipReason
 from reluformer.translation.embedded import generate
 from reluformer.translation.formats import AlignedText, CorpusFormat
+from reluformer.translation.pair_checks import PairChecks, pair_digests
 from reluformer.translation.recipe import CorpusSource, DataConfig, EmbeddedOptions, Limits, Split
 from reluformer.translation.segments import Segment, SegmentStore, cut, encode_documents, write_segments
 from reluformer.translation.tokenizer import Tokenizer
@@ -30,6 +33,8 @@ from reluformer.translation.tokenizer import Tokenizer
 FORMAT = 1
 MANIFEST = "manifest.json"
 _PROGRESS_EVERY = 1000
+WARNED_SHARE = 0.05
+"""A split that lost more of its pairs is worth a warning."""
 
 PrepareProgress = Callable[[str, int], None]
 """Called with what is being done ("tokenizer" or a split) and the sentence pairs read so far."""
@@ -88,6 +93,19 @@ class SplitSummary:
     source_tokens: int = 0
     target_tokens: int = 0
     skipped: Skipped = field(default_factory=Skipped)
+    found: Skipped = field(default_factory=Skipped)
+    """What is odd and was kept."""
+
+    @property
+    def skipped_share(self) -> float:
+        """Returns the share of the sentence pairs that were dropped."""
+        counts = self.skipped.counts
+        dropped = sum(
+            count for reason, count in counts.items() if reason.endswith("pair dropped") or reason == SkipReason.COLUMNS
+        )
+        # sentences that fit into no segment are among those that were read
+        total = self.sentences + dropped - counts.get(SkipReason.OVER_SEGMENT, 0)
+        return dropped / total if total else 0.0
 
     @property
     def mean_length(self) -> float:
@@ -96,7 +114,12 @@ class SplitSummary:
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data for JSON."""
-        return {**vars(self), "mean_length": round(self.mean_length, 2), "skipped": self.skipped.to_json()}
+        return {
+            **vars(self),
+            "mean_length": round(self.mean_length, 2),
+            "skipped": self.skipped.to_json(),
+            "found": self.found.to_json(),
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SplitSummary:
@@ -108,6 +131,7 @@ class SplitSummary:
             source_tokens=int(data["source_tokens"]),
             target_tokens=int(data["target_tokens"]),
             skipped=Skipped.from_json(data["skipped"]),
+            found=Skipped.from_json(data.get("found", {})),  # version 0.1 did not look
         )
 
 
@@ -138,13 +162,30 @@ class CorpusSummary:
 
     def skipped_table(self) -> Table | None:
         """Returns what was left out or changed, why, and where first; None when there is nothing to report."""
-        table = Table(title="left out or changed")
-        for name in ("split", "reason", "count", "first places"):
-            table.add_column(name, justify="right" if name == "count" else "left")
-        for split, figures in self.splits.items():
-            for reason, count in figures.skipped.counts.items():
-                table.add_row(split, reason, f"{count:,}", escape("\n".join(figures.skipped.places[reason])))
-        return table if table.row_count else None
+        return _tally_table("left out or changed", {split: figures.skipped for split, figures in self.splits.items()})
+
+    def found_table(self) -> Table | None:
+        """Returns what is odd about pairs that were kept, and where first; None when there is nothing to report."""
+        return _tally_table("odd, but kept", {split: figures.found for split, figures in self.splits.items()})
+
+    def warnings(self) -> list[str]:
+        """Returns a sentence for each split that lost more than `WARNED_SHARE` of its pairs."""
+        return [
+            f"warning: {figures.skipped_share:.0%} of the pairs of the {split} split were skipped; check its files"
+            for split, figures in self.splits.items()
+            if figures.skipped_share > WARNED_SHARE
+        ]
+
+    def report(self) -> str | None:
+        """Returns both tables and the warnings as text; None when there is nothing to report."""
+        tables = [table for table in (self.skipped_table(), self.found_table()) if table is not None]
+        if not tables:
+            return None
+        console = Console(file=StringIO(), width=80, color_system=None)
+        with console.capture() as captured:
+            for table in tables:
+                console.print(table)
+        return "\n".join([captured.get().rstrip("\n"), *self.warnings()])
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data for JSON."""
@@ -155,6 +196,16 @@ class CorpusSummary:
             "reused": self.reused,
             "splits": {split: figures.to_json() for split, figures in self.splits.items()},
         }
+
+
+def _tally_table(title: str, tallies: Mapping[Split, Skipped]) -> Table | None:
+    table = Table(title=title)
+    for name in ("split", "reason", "count", "first places"):
+        table.add_column(name, justify="right" if name == "count" else "left")
+    for split, tally in tallies.items():
+        for reason, count in tally.counts.items():
+            table.add_row(split, reason, f"{count:,}", escape("\n".join(tally.places[reason])))
+    return table if table.row_count else None
 
 
 class PreparedCorpus:
@@ -289,7 +340,7 @@ def _key(config: DataConfig) -> str:
     inputs: dict[str, Any] = {split: _state(source) for split, source in config.splits.items()}
     if config.tokenizer.path is not None:
         inputs["tokenizer"] = Tokenizer.load(config.tokenizer.path).fingerprint
-    state = {"format": FORMAT, "config": config.model_dump(mode="json"), "inputs": inputs}
+    state = {"format": FORMAT, "config": config.identity(), "inputs": inputs}
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode("utf-8")).hexdigest()
 
 
@@ -317,7 +368,8 @@ def _already_prepared(directory: Path, key: str) -> CorpusSummary | None:
 def _tokenizer(config: DataConfig, report: PrepareProgress) -> Tokenizer:
     if config.tokenizer.path is not None:
         return Tokenizer.load(config.tokenizer.path)
-    documents = _read(config, "train", Skipped())
+    summary = SplitSummary()
+    documents = _checked(config, "train", _read(config, "train", summary.skipped), summary)
     return Tokenizer.train(_sentences(_reported(documents, "tokenizer", report)), config.tokenizer)
 
 
@@ -356,7 +408,8 @@ def _prepare_split(
     config: DataConfig, split: Split, tokenizer: Tokenizer, directory: Path, report: PrepareProgress
 ) -> SplitSummary:
     summary = SplitSummary()
-    documents = _counted(_reported(_read(config, split, summary.skipped), split, report), summary)
+    read = _reported(_read(config, split, summary.skipped), split, report)
+    documents = _counted(_checked(config, split, read, summary), summary)
     encoded = encode_documents(documents, tokenizer)
     how = config.segments if split == "train" else config.segments.replace(lone_sentences=0.0)
     segments = cut(encoded, how, limits=config.limits, skipped=summary.skipped)
@@ -366,6 +419,23 @@ def _prepare_split(
         limit = f"limits.sentence_tokens={alone}" if most == "sentence" else f"segment_tokens={most}"
         raise DataError(f"{split}: every sentence is longer than {limit}; raise it")
     return summary
+
+
+def _checked(
+    config: DataConfig, split: Split, documents: Iterable[Document], summary: SplitSummary
+) -> Iterable[Document]:
+    """Counts what is odd about the pairs of a split; from the train split drops what the recipe asks for."""
+    if config.splits[split].embedded is not None:
+        return documents
+    if split != "train":
+        return PairChecks(summary.found, summary.skipped).documents(documents)
+    held_out = {
+        digest
+        for other, source in config.splits.items()
+        if other != "train" and source.embedded is None
+        for digest in pair_digests(_read(config, other, Skipped()))
+    }
+    return PairChecks(summary.found, summary.skipped, config.filters, held_out).documents(documents)
 
 
 def _counted(documents: Iterable[Document], summary: SplitSummary) -> Iterator[Document]:

@@ -63,6 +63,15 @@ class SkipReason(StrEnum):
     COLUMNS = "row without exactly two columns: dropped"
     CUT = "document without an end for too long: cut"
     LEAKED = "document that shares a sentence with valid or test: dropped"
+    COPY = "source and target are equal: pair dropped"
+    COPY_KEPT = "source and target are equal: kept"
+    DUPLICATE = "pair that occurred before: pair dropped"
+    DUPLICATE_KEPT = "pair that occurred before: kept"
+    RATIO = "one side far longer than the other: pair dropped"
+    RATIO_KEPT = "one side far longer than the other: kept"
+    HELD_OUT = "pair that is also in valid or test: pair dropped"
+    HELD_OUT_KEPT = "pair that is also in valid or test: kept"
+    NOT_NFC = "sentence not in Unicode's form NFC, mixed forms: kept"
 
 
 @dataclass

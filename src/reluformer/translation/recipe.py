@@ -192,6 +192,19 @@ class Limits(Config):
     """A longer JSON line is an error."""
 
 
+class FilterConfig(Config):
+    """Pairs of the train split that are dropped; all of them are counted in any case."""
+
+    drop_copies: bool = False
+    """Drop pairs whose source and target are equal."""
+    drop_duplicates: bool = False
+    """Drop pairs that occurred before; they are looked for among a million different pairs."""
+    drop_held_out: bool = False
+    """Drop pairs that are also in the valid or the test split."""
+    max_length_ratio: float | None = Field(default=None, ge=1, le=1000)
+    """Drop pairs one side of which has more than so many times the characters of the other."""
+
+
 class DataConfig(Config):
     """Everything that decides which token ids a model is trained on."""
 
@@ -211,12 +224,21 @@ class DataConfig(Config):
     """How documents are cut."""
     limits: Limits = Limits()
     """Limits beyond which text is skipped or refused."""
+    filters: FilterConfig = FilterConfig()
+    """Pairs of the train split that are dropped."""
 
     @property
     def splits(self) -> dict[Split, CorpusSource]:
         """The splits that are given, in the order train, valid, test."""
         given: dict[Split, CorpusSource | None] = {"train": self.train, "valid": self.valid, "test": self.test}
         return {name: source for name, source in given.items() if source is not None}
+
+    def identity(self) -> dict[str, Any]:
+        """Returns the configuration as plain data for hashes; filters only if there are any, as before there were."""
+        values = self.model_dump(mode="json")
+        if self.filters == FilterConfig():
+            del values["filters"]
+        return values
 
     def resolved(self) -> Self:
         """Returns a copy with absolute paths."""

@@ -103,7 +103,8 @@ class TranslationTask:
     def prepare(self, report: Callable[[str], None]) -> None:
         """Prepares the corpus, unless it is prepared already."""
         report(f"preparing the corpus in {self.data}, unless it is there already")
-        prepare(self.recipe.data, self.data)
+        if found := prepare(self.recipe.data, self.data).report():
+            report(found)
 
     def fingerprint(self) -> dict[str, Any]:
         """Returns the tokenizer, and the numbers of tokens and the checksums of what training reads."""
