@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import reluformer as rf
-from reluformer import kernels
+from reluformer import kernels, rules
 from reluformer.errors import ArgumentError, UnknownNameError
 from reluformer.kernels import cpu, reference
 
@@ -109,3 +109,20 @@ def test_an_implementation_that_does_not_exist() -> None:
     q = torch.randn(1, 1, 2, 4)
     with pytest.raises(UnknownNameError, match="unknown impl 'cpuu'"):
         rf.read(q, q, q, impl="cpuu")
+
+
+@pytest.mark.parametrize("rule", rules.names())
+@pytest.mark.parametrize(("width", "value_width"), [(0, 3), (3, 0), (0, 0)])
+@pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
+def test_heads_of_width_0_are_read_by_the_reference(rule: str, width: int, value_width: int, masked: bool) -> None:
+    q, k, v = (torch.randn(1, 2, 70, size, requires_grad=True) for size in (width, width, value_width))
+    key_mask = torch.arange(70)[None] < 60 if masked else None
+    out, stats = rf.read(q, k, v, rule=rule, causal=True, key_mask=key_mask, return_stats=True)
+    plain = rf.read(q, k, v, rule=rule, causal=True, key_mask=key_mask)
+    assert out.shape == plain.shape == (1, 2, 70, value_width)
+    for read in (out.sum() + stats.row_sum.sum(), plain.sum()):
+        gradients = torch.autograd.grad(read, (q, k, v), allow_unused=True)
+        assert all(gradient is None or torch.isfinite(gradient).all() for gradient in gradients)
+    for impl in ("cpu", "sdpa", "triton"):
+        with pytest.raises(ArgumentError, match="the heads have width 0"):
+            rf.read(q, k, v, rule=rule, impl=impl)

@@ -82,6 +82,35 @@ def test_a_row_that_sees_nothing_reads_zero_with_finite_gradients(rule: str, rea
         assert torch.equal(gradient[1], torch.zeros_like(gradient[1]))
 
 
+@pytest.mark.parametrize("stray", [float("nan"), float("inf"), -float("inf")], ids=["nan", "inf", "-inf"])
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+def test_what_stands_in_hidden_slots_reaches_nothing(rule: str, read: Read, causal: bool, stray: float) -> None:
+    q, k, v = memory(9, 9)
+    key_mask = torch.arange(9) < torch.tensor([5, 9])[:, None]
+    spoilt_k, spoilt_v = (tensor.masked_fill(~key_mask[:, None, :, None], stray) for tensor in (k, v))
+    finite = [tensor.requires_grad_() for tensor in (q.clone(), k, v)]
+    spoilt = [tensor.requires_grad_() for tensor in (q.clone(), spoilt_k, spoilt_v)]
+    expected, got = (read(*memory, rule=rule, causal=causal, key_mask=key_mask) for memory in (finite, spoilt))
+    assert torch.equal(got, expected)
+    gradients = (torch.autograd.grad(out.square().sum(), leaves) for out, leaves in ((expected, finite), (got, spoilt)))
+    for from_finite, from_spoilt in zip(*gradients, strict=True):
+        assert torch.equal(from_spoilt, from_finite)
+
+
+@pytest.mark.reads(mask=True)
+def test_what_a_mask_hides_from_all_queries_reaches_nothing(rule: str, read: Read) -> None:
+    q, k, v = memory(4, 7)
+    for mask in (torch.arange(7) < 5, (torch.arange(7) < 5).expand(2, 1, 4, 7)):
+        hidden = (torch.arange(7) >= 5)[:, None]
+        spoilt = [
+            tensor.requires_grad_() for tensor in (q.clone(), *(t.masked_fill(hidden, torch.nan) for t in (k, v)))
+        ]
+        out = read(*spoilt, rule=rule, mask=mask)
+        assert torch.equal(out, read(q, k, v, rule=rule, mask=mask))
+        for gradient in torch.autograd.grad(out.square().sum(), spoilt):
+            assert torch.isfinite(gradient).all()
+
+
 @pytest.mark.parametrize(("queries", "slots"), [(3, 0), (0, 3), (0, 0)])
 def test_empty_memories_and_empty_queries(rule: str, read: Read, queries: int, slots: int) -> None:
     q, k, v = memory(queries, slots)

@@ -96,6 +96,8 @@ def refusal(
 ) -> str | None:
     """Return why `impl` cannot do this read, or None if it can. The arguments are those of `run`."""
     formula = formula_of(rule)
+    if impl != "reference" and 0 in (q.size(-1), v.size(-1)):
+        return "the heads have width 0"
     if impl == "sdpa":
         return sdpa.refusal(formula, stats)
     if impl == "cpu":
@@ -110,7 +112,7 @@ def fastest(q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility,
     Where a derivative is asked for that compiled operators do not have (derivatives.py), it is the reference.
     """
     formula = None if torch.onnx.is_in_onnx_export() else formula_of(rule)
-    if formula is None or derivatives.unsupported():
+    if formula is None or derivatives.unsupported() or 0 in (q.size(-1), v.size(-1)):
         return "reference"
     if sdpa.refusal(formula, stats) is None:
         return "sdpa"

@@ -92,6 +92,7 @@ def _compiled(y: Tensor, x: Tensor) -> bool:
 def _composed(y: Tensor, x: Tensor, visibility: Visibility, with_variance: bool) -> tuple[Tensor, Tensor]:
     """Return mean and variance of y_i . x_j over the visible slots by operations of PyTorch, (B, H, Tq) each."""
     n = visibility.counts().clamp_min(1).to(y.dtype)  # broadcasts to (B, H, Tq)
+    x = _masked(x, visibility)  # also what the first slot is, where none is visible
     if not visibility.hides_future:
         return _moments(y, x, visibility, n, with_variance)
     # What slots have in common with one that all queries see costs no digits; which one changes nothing.

@@ -25,6 +25,7 @@ def read(
     q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None, scale: float, stats: bool
 ) -> tuple[Tensor, RowStats | None]:
     """Read (B,H,Tq,d), (B,H,Tk,d), (B,H,Tk,dv) -> (B,H,Tq,dv), with the row statistics if `stats`."""
+    k, v = visibility.without_hidden(k), visibility.without_hidden(v)
     if stats:
         dense, statistics = weights(q, k, rule, visibility, bias, scale)
         return torch.matmul(dense.to(v.dtype), v), statistics
@@ -55,7 +56,7 @@ def weights(
     q: Tensor, k: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None, scale: float
 ) -> tuple[Tensor, RowStats]:
     """Return the weights themselves, (B, H, Tq, Tk), and their statistics."""
-    visible = visibility.dense()
+    visible, k = visibility.dense(), visibility.without_hidden(k)
     dense = rule.weights(_scores(q, k, bias, scale, rule), _counts(visibility, q), visible)
     return dense, row_stats(dense, visible, visibility.counts())
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from reluformer.kernels import derivatives
-from reluformer.kernels.operands import Bias, Visibility, dense_bias
+from reluformer.kernels.operands import Bias, Visibility, dense_bias, with_rows
 from reluformer.rules import Formula
 
 
@@ -31,8 +31,10 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, bias: Bias 
     if square_causal and visibility.key_mask is None and visibility.mask is None and bias is None:
         return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
     mask = visibility.dense()
+    k, v = visibility.without_hidden(k), visibility.without_hidden(v)
     added = dense_bias(bias)
     if added is not None:
         added = added.to(q.dtype)
         mask = added if mask is None else torch.where(mask, added, float("-inf"))
-    return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    rows = None if mask is None else with_rows(mask)  # it takes no mask of slots alone
+    return scaled_dot_product_attention(q, k, v, attn_mask=rows, scale=scale)
