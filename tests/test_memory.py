@@ -183,7 +183,7 @@ class TestImplementations:
 
     def test_an_unknown_implementation_lists_the_known(self) -> None:
         with pytest.raises(
-            UnknownNameError, match=r"did you mean 'reference'\? valid: auto, cpu, reference, sdpa, triton"
+            UnknownNameError, match=r"did you mean 'reference'\? valid: auto, cpu, cpu_dense, cpu_sparse, reference"
         ):
             rf.read(*random_memory(), impl="refrence")
 

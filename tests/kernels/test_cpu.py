@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import subprocess
 import sys
@@ -215,13 +216,80 @@ def test_memory_grows_with_the_length_not_with_its_square() -> None:
     assert int(result.stdout) < 8192 * vectors * 16 * 4 + 4 * 2**20
 
 
+@pytest.mark.parametrize("mode", cpu.MODES)
 @pytest.mark.parametrize("delta", [-1.0, 1.0])
-def test_the_operators_are_sound(delta: float) -> None:
+def test_the_operators_are_sound(delta: float, mode: str) -> None:
     q, k, v = (tensor.requires_grad_() for tensor in memory(10, 12))
     bias = torch.zeros(2, 2, 12, requires_grad=True)
-    arguments = (q, k, v, torch.ones(2, 12, dtype=torch.bool), None, bias, False, 0.25, 0, False, 1.0, 0.5, delta)
+    options = (cpu.MODES[mode], True, False, 0.25, 0, False, 1.0, 0.5, delta)
+    arguments = (q, k, v, torch.ones(2, 12, dtype=torch.bool), None, bias, *options)
     for operator in (torch.ops.reluformer.cpu_read, torch.ops.reluformer.cpu_read_stats):
         assert set(torch.library.opcheck(operator.default, arguments).values()) == {"SUCCESS"}
+
+
+def with_zeros(share: float, rule: str, length: int, heads: int = 2, width: int = 20, **options: Any) -> list[Tensor]:
+    """Read with a threshold that leaves `share` of normal scores without weight; the read and its three gradients."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, heads, length, width, requires_grad=True) for _ in range(3))
+    level = torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor(share)).clamp(-9, 9)
+    out = rf.read(q, k, v, rule=rule, bias=-level.reshape(1, 1, 1, 1), **options)
+    return [out.detach(), *torch.autograd.grad(out.square().sum(), (q, k, v))]
+
+
+SPARSE_RULES = ("relu", "relu2", "relu_norm", "rela")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 0.99, 1.0])
+@pytest.mark.parametrize("rule", SPARSE_RULES)
+def test_sparse_rows_give_what_dense_rows_give(rule: str, share: float, causal: bool) -> None:
+    dense = with_zeros(share, rule, 400, causal=causal, impl="cpu_dense")
+    for mode in ("cpu", "cpu_sparse"):
+        sparse = with_zeros(share, rule, 400, causal=causal, impl=mode)
+        for one, other in zip(sparse, dense, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * float(other.abs().max() + 1))
+
+
+@pytest.mark.parametrize("rule", SPARSE_RULES)
+def test_pairs_that_were_not_kept_are_found_again_bit_for_bit(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = with_zeros(0.9, rule, 400, impl="cpu_sparse")
+    monkeypatch.setattr(cpu, "KEPT_PAIRS", 0)
+    found_again = with_zeros(0.9, rule, 400, impl="cpu_sparse")
+    assert all(torch.equal(one, other) for one, other in zip(kept, found_again, strict=True))
+
+
+@pytest.mark.parametrize("mode", ["cpu", "cpu_sparse"])
+@pytest.mark.parametrize("heads", [1, 3])
+def test_threads_do_not_change_sparse_rows(heads: int, mode: str) -> None:
+    before = torch.get_num_threads()
+    try:
+        found = []
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(with_zeros(0.9, "relu", 500, heads=heads, impl=mode))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_a_row_is_read_alike_whatever_its_neighbours_are() -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, 300, 16)
+    crowd = [torch.cat([torch.rand_like(x) + 1, x]) for x in (q, k, v)]  # a neighbour without zeros
+    bias = torch.full((1, 1, 1, 1), -2.0)
+    alone = rf.read(q, k, v, rule="relu", bias=bias, impl="cpu")
+    beside = rf.read(*crowd, rule="relu", bias=bias, impl="cpu")
+    assert torch.equal(alone[0], beside[1])
+
+
+def test_what_is_kept_is_given_back() -> None:
+    kept = cpu.kept_bytes()
+    q, k, v = (torch.randn(1, 2, 300, 16, requires_grad=True) for _ in range(3))
+    out = rf.read(q, k, v, rule="relu", impl="cpu_sparse")
+    assert cpu.kept_bytes() > kept
+    del out
+    gc.collect()
+    assert cpu.kept_bytes() == kept
 
 
 @pytest.mark.parametrize("stats", [False, True])

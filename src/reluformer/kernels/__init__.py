@@ -32,7 +32,8 @@ __all__ = [
     "run",
 ]
 
-IMPLEMENTATIONS = ("auto", "reference", "sdpa", "cpu", "triton")
+IMPLEMENTATIONS = ("auto", "reference", "sdpa", "cpu", "cpu_dense", "cpu_sparse", "triton")
+"""`cpu` reads rows with few nonzero weights sparsely; `cpu_dense` and `cpu_sparse` force one way for all rows."""
 
 
 def run(
@@ -80,8 +81,9 @@ def run(
     if formula.level is not None and formula.level != cpu.LOG_N:
         bias = level_bias(q, k, formula.level, visibility, bias, scale)
         formula = formula.without_level()
-    read = cpu.read if chosen == "cpu" else triton.read
-    return read(q, k, v, formula, visibility, bias, scale, stats)
+    if chosen == "triton":
+        return triton.read(q, k, v, formula, visibility, bias, scale, stats)
+    return cpu.read(q, k, v, formula, visibility, bias, scale, stats, chosen)
 
 
 def refusal(
@@ -100,8 +102,8 @@ def refusal(
         return "the heads have width 0"
     if impl == "sdpa":
         return sdpa.refusal(formula, stats)
-    if impl == "cpu":
-        return cpu.refusal(q, formula, visibility, bias)
+    if impl in cpu.MODES:
+        return cpu.refusal(q, formula, visibility, bias, impl)
     return triton.refusal(q, k, v, formula, visibility, bias) if impl == "triton" else None
 
 
@@ -172,5 +174,7 @@ def availability() -> dict[str, str]:
         "reference": "available: any rule, device and dtype",
         "sdpa": "available: softmax without statistics",
         "cpu": cpu.description(),
+        "cpu_dense": cpu.description(", every row densely"),
+        "cpu_sparse": cpu.description(", every row sparsely"),
         "triton": f"not available: {reason}" if (reason := triton.unavailable()) else "available",
     }

@@ -16,10 +16,12 @@ native/library.py, and a line in `read` that chooses it.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,6 +50,14 @@ FEW_SCORES = 2**14
 CENTRED = 64
 """Rules of centred scores need the moments of their rows first, which pay from so many queries on, and from as many as
 a head is wide; twice as many where no slot is hidden."""
+MODES = {"cpu": 0, "cpu_dense": 1, "cpu_sparse": 2}
+"""The numbers of `enum Mode` in native/problem.h: rows of few nonzero weights are read sparsely, none, or all."""
+KEPT_PAIRS = 2**29
+"""Bytes of nonzero pairs that all reads of a training step together keep for the backward pass. What does not fit is
+computed again there, with the same result."""
+PAIR_BYTES = 5
+KEPT_SHARE = 0.3
+"""A read with a larger share of nonzero pairs is hardly read sparsely, so its list is never larger than this."""
 GATHERED_ROWS = 4
 GATHERED_ZEROS = 0.75
 GATHERED_VALUES = 2**18
@@ -100,16 +110,18 @@ def native_formula(formula: Formula) -> NativeFormula | None:
     return NativeFormula(activation, formula.level == LOG_N, formula.factor, formula.exponent, delta)
 
 
-def description() -> str:
-    """One line for `reluformer doctor`."""
+def description(how: str = ", rows with few weights sparsely") -> str:
+    """Return one line for `reluformer doctor`."""
     if reason := unavailable():
         return f"not available: {reason}"
     found = loaded()
     threads = f"{torch.get_num_threads()} of torch's threads" if found.threaded else "one thread: no GOMP_parallel"
-    return f"available: {library.PATHS[found.path]} instructions, {threads}, products of its own"
+    return f"available: {library.PATHS[found.path]} instructions, {threads}{how}"
 
 
-def refusal(q: Tensor, formula: Formula | None, visibility: Visibility, bias: Bias | None) -> str | None:
+def refusal(
+    q: Tensor, formula: Formula | None, visibility: Visibility, bias: Bias | None, mode: str = "cpu"
+) -> str | None:
     """Return why this read cannot go through the kernel, or None if it can."""
     if reason := unavailable() or derivatives.unsupported():
         return reason
@@ -123,6 +135,8 @@ def refusal(q: Tensor, formula: Formula | None, visibility: Visibility, bias: Bi
         return "it takes a key bias (..., 1, Tk), a row bias (..., Tq, 1) or a RowKeyBias, but no dense bias"
     if formula is None or native_formula(formula) is None:
         return f"the rule is not one of its formulas; it knows the activations {', '.join(ACTIVATIONS)}"
+    if mode == "cpu_sparse" and formula.activation == "sigmoid":
+        return "no weight of a sigmoid is zero"
     return None
 
 
@@ -149,10 +163,11 @@ def read(
     bias: Bias | None,
     scale: float,
     stats: bool,
+    mode: str = "cpu",
 ) -> tuple[Tensor, RowStats | None]:
     """Read (B,H,Tq,d), (B,H,Tk,d), (B,H,Tk,dv) -> (B,H,Tq,dv), with the row statistics if `stats`.
 
-    The formula has no level, or one that is log n itself.
+    The formula has no level, or one that is log n itself. `mode` is one of `MODES`.
     """
     known, split = native_formula(formula), row_and_key_parts(bias, visibility.slots)
     assert known is not None and split is not None
@@ -162,11 +177,12 @@ def read(
         for part, length in zip(split, (queries, visibility.slots), strict=True)
     )
     operands = (_float(q), _float(k), _float(v), visibility.key_mask, row_bias, key_bias)
-    options = (visibility.hides_future, scale, *known)
+    trains = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
+    options = (MODES[mode], trains, visibility.hides_future, scale, *known)
     if not stats:
-        out, _ = torch.ops.reluformer.cpu_read(*operands, *options)
+        out, *_ = torch.ops.reluformer.cpu_read(*operands, *options)
         return _back(out, v), None
-    out, row_sum, entropy, zero_fraction, _ = torch.ops.reluformer.cpu_read_stats(*operands, *options)
+    out, row_sum, entropy, zero_fraction, *_ = torch.ops.reluformer.cpu_read_stats(*operands, *options)
     n_visible = visibility.counts().expand(row_sum.shape)
     return _back(out, v), RowStats(row_sum, entropy, zero_fraction, n_visible)
 
@@ -203,11 +219,14 @@ def _back(out: Tensor, v: Tensor) -> Tensor:
 # ------------------------------------------------------------------ the operators
 
 _OPERANDS = "Tensor q, Tensor k, Tensor v, Tensor? key_mask, Tensor? row_bias, Tensor? key_bias"
-_OPTIONS = "bool causal, float scale, int activation, bool log_n, float factor, float exponent, float delta"
-_GRADIENTS = "Tensor d_out, Tensor? d_row_sum, Tensor? d_entropy, Tensor out, Tensor sums"
-torch.library.define("reluformer::cpu_read", f"({_OPERANDS}, {_OPTIONS}) -> (Tensor, Tensor)")
+_OPTIONS = (
+    "int mode, bool trains, bool causal, float scale, "
+    "int activation, bool log_n, float factor, float exponent, float delta"
+)
+_GRADIENTS = "Tensor d_out, Tensor? d_row_sum, Tensor? d_entropy, Tensor out, Tensor sums, Tensor pairs"
+torch.library.define("reluformer::cpu_read", f"({_OPERANDS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)")
 torch.library.define(
-    "reluformer::cpu_read_stats", f"({_OPERANDS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+    "reluformer::cpu_read_stats", f"({_OPERANDS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 torch.library.define(
     "reluformer::cpu_read_backward",
@@ -229,7 +248,7 @@ def _read_fields(
 ) -> tuple[float, ...]:
     """The fields of the C struct; the caller keeps the tensors alive."""
     q, k, v, key_mask, row_bias, key_bias = operands
-    causal, scale, activation, log_n, factor, exponent, delta = options
+    _, _, causal, scale, activation, log_n, factor, exponent, delta = options
     batch, heads, queries, width = q.shape
     return (
         *(batch, heads, queries, k.size(2), width, v.size(3)),
@@ -247,41 +266,91 @@ def _prepared(operands: tuple[Any, ...]) -> list[Any]:
     return [None if x is None else packed_rows(x) for x in operands]
 
 
-def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+class _KeptPairs:
+    """Counts the bytes of nonzero pairs that all reads of the process keep until their backward pass."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def read(self, fields: tuple[float, ...], mode: int, size: int) -> Tensor:
+        """Run a forward pass that may keep up to `size` bytes, and return what it kept, as bytes (size)."""
+        memory = np.zeros(size, np.uint8)  # its pages take memory only once they are written
+        allowed = max(min(size, KEPT_PAIRS - self.bytes), _index_bytes(*fields[:4]) if size else 0)
+        used = loaded().sparse_forward(fields, mode, memory.ctypes.data if size else 0, allowed).used
+        self.bytes += used
+        weakref.finalize(memory, self._release, used)
+        return torch.from_numpy(memory)
+
+    def _release(self, used: int) -> None:
+        self.bytes -= used
+
+
+_kept_pairs = _KeptPairs()
+
+
+def kept_bytes() -> int:
+    """Return the bytes that reads keep for their backward pass at the moment."""
+    return _kept_pairs.bytes
+
+
+def _index_bytes(batch: float, heads: float, queries: float, slots: float) -> int:
+    """At least what the index of a list takes: eight bytes a tile, which has more than 64 rows and slots."""
+    return 8 * (1 + int(batch * heads) * (int(queries) // 64 + 1) * (int(slots) // 64 + 1))
+
+
+def _pair_bytes(q: Tensor, k: Tensor, options: tuple[Any, ...]) -> int:
+    """Return the size of the list of pairs: what shapes and options alone decide, so that a compiler knows it."""
+    mode, trains, causal, activation = *options[:3], options[4]
+    if not trains or mode == MODES["cpu_dense"] or activation == ACTIVATIONS["sigmoid"]:
+        return 0
+    batch, heads, queries, _ = q.shape
+    visible = batch * heads * queries * k.size(2) / (1 + causal)
+    index = _index_bytes(batch, heads, queries, k.size(2))
+    return index + min(KEPT_PAIRS, int(KEPT_SHARE * PAIR_BYTES * visible))
+
+
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     operands, options = _prepared(arguments[:6]), arguments[6:]
-    q, v = operands[0], operands[2]
+    q, k, v = operands[:3]
     out = _like_tokens(q, q.size(2), v.size(3))
     divided = options[-1] >= 0
     sums = torch.empty((2, *q.shape[:3]) if divided else 0)
-    loaded().forward(*_read_fields(operands, options, out, sums if divided else None))
-    return out, sums
+    fields = _read_fields(operands, options, out, sums if divided else None)
+    return out, sums, _kept_pairs.read(fields, options[0], _pair_bytes(q, k, options))
 
 
-def _forward_stats(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _forward_stats(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     operands, options = _prepared(arguments[:6]), arguments[6:]
-    q, v = operands[0], operands[2]
+    q, k, v = operands[:3]
     out, sums = _like_tokens(q, q.size(2), v.size(3)), torch.empty(2, *q.shape[:3])
     row_sum, entropy, zero_fraction = (torch.empty(q.shape[:3]) for _ in range(3))
     fields = _read_fields(operands, options, out, sums, (row_sum, entropy, zero_fraction))
-    loaded().forward(*fields)
-    return out, row_sum, entropy, zero_fraction, sums
+    pairs = _kept_pairs.read(fields, options[0], _pair_bytes(q, k, options))
+    return out, row_sum, entropy, zero_fraction, sums, pairs
 
 
 def _backward(
-    d_out: Tensor, d_row_sum: Tensor | None, d_entropy: Tensor | None, out: Tensor, sums: Tensor, *arguments: Any
+    d_out: Tensor,
+    d_row_sum: Tensor | None,
+    d_entropy: Tensor | None,
+    out: Tensor,
+    sums: Tensor,
+    pairs: Tensor,
+    *arguments: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     operands, options = _prepared(arguments[:6]), arguments[6:]
     q, k, v, _, row_bias, key_bias = operands
     d_out, d_row_sum, d_entropy = _prepared((d_out, d_row_sum, d_entropy))
     d_q, d_k, d_v = (_like_tokens(x, x.size(2), x.size(3)) for x in (q, k, v))
     d_row_bias, d_key_bias = _bias_gradients(q, k, row_bias, key_bias)
-    loaded().backward(
+    fields = (
         *_read_fields(operands, options, out, sums if sums.numel() else None),
         *(*tensor4(d_out), *tensor4(d_q), *tensor4(d_k), *tensor4(d_v)),
         *(*tensor3(d_row_sum), *tensor3(d_entropy)),
         *(NOTHING if row_bias is None else tensor3(d_row_bias)),
         *(NOTHING if key_bias is None else tensor3(d_key_bias)),
     )
+    loaded().sparse_backward(fields, options[0], pairs.data_ptr() if pairs.numel() else 0, pairs.numel())
     return d_q, d_k, d_v, d_row_bias, d_key_bias
 
 
@@ -292,37 +361,43 @@ def _bias_gradients(q: Tensor, k: Tensor, row_bias: Tensor | None, key_bias: Ten
     return rows, keys
 
 
-def _fake_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+def _fake_pairs(arguments: tuple[Any, ...]) -> Tensor:
+    q: Tensor = arguments[0]
+    k: Tensor = arguments[1]
+    return q.new_empty(_pair_bytes(q, k, arguments[6:]), dtype=torch.uint8)
+
+
+def _fake_forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     q, v, delta = arguments[0], arguments[2], arguments[-1]
     sums = q.new_empty(2, *q.shape[:3]) if delta >= 0 else q.new_empty(0)
-    return _like_tokens(q, q.size(2), v.size(3)), sums
+    return _like_tokens(q, q.size(2), v.size(3)), sums, _fake_pairs(arguments)
 
 
 def _fake_forward_stats(*arguments: Any) -> tuple[Tensor, ...]:
     q, v = arguments[0], arguments[2]
     rows = tuple(q.new_empty(q.shape[:3]) for _ in range(3))
-    return (_like_tokens(q, q.size(2), v.size(3)), *rows, q.new_empty(2, *q.shape[:3]))
+    return (_like_tokens(q, q.size(2), v.size(3)), *rows, q.new_empty(2, *q.shape[:3]), _fake_pairs(arguments))
 
 
 def _fake_backward(*arguments: Any) -> tuple[Tensor, ...]:
-    q, k, v, _, row_bias, key_bias = arguments[5:11]
+    q, k, v, _, row_bias, key_bias = arguments[6:12]
     tokens = tuple(_like_tokens(x, x.size(2), x.size(3)) for x in (q, k, v))
     return (*tokens, *_bias_gradients(q, k, row_bias, key_bias))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    out, sums = output[0], output[-1]
-    ctx.mark_non_differentiable(*output[3:] if len(output) > 2 else (sums,))
+    out, (sums, pairs) = output[0], output[-2:]
+    ctx.mark_non_differentiable(*output[3:] if len(output) > 3 else (sums, pairs))
     ctx.set_materialize_grads(False)
     divided = inputs[-1] >= 0
-    ctx.save_for_backward(*inputs[:6], out if divided else None, sums)
+    ctx.save_for_backward(*inputs[:6], out if divided else None, sums, pairs)
     ctx.options = inputs[6:]
 
 
 def _gradients(ctx: Any, d_out: Tensor | None, *d_stats: Tensor | None) -> tuple[Tensor | None, ...]:
-    *operands, out, sums = ctx.saved_tensors
+    *operands, out, sums, pairs = ctx.saved_tensors
     q, k, v, key_mask, row_bias, key_bias = operands
-    d_row_sum, d_entropy = d_stats[:2] if len(d_stats) > 1 else (None, None)
+    d_row_sum, d_entropy = d_stats[:2] if len(d_stats) > 2 else (None, None)
     if derivatives.recomputes():
         dense = partial(_dense, key_mask, ctx.options)
         found = derivatives.gradients(dense, (q, k, v, row_bias, key_bias), (d_out, d_row_sum, d_entropy))
@@ -330,7 +405,7 @@ def _gradients(ctx: Any, d_out: Tensor | None, *d_stats: Tensor | None) -> tuple
     if d_out is None:
         d_out = q.new_zeros(()).expand(*q.shape[:3], v.size(3))
     d_q, d_k, d_v, d_row_bias, d_key_bias = torch.ops.reluformer.cpu_read_backward(
-        d_out, d_row_sum, d_entropy, d_out if out is None else out, sums, *operands, *ctx.options
+        d_out, d_row_sum, d_entropy, d_out if out is None else out, sums, pairs, *operands, *ctx.options
     )
     d_biases = (None if row_bias is None else d_row_bias, None if key_bias is None else d_key_bias)
     return (d_q, d_k, d_v, None, *d_biases, *(None for _ in ctx.options))
@@ -346,7 +421,7 @@ def _dense(
     key_bias: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return what the operators return, read, row sum and entropy, by operations of PyTorch."""
-    causal, scale, activation, log_n, factor, exponent, delta = options
+    _, _, causal, scale, activation, log_n, factor, exponent, delta = options
     name = next(name for name, number in ACTIVATIONS.items() if number == activation)
     formula = Formula(name, factor, exponent, None if delta < 0 else delta, LOG_N if log_n else None)
     visibility = Visibility(q.size(2), k.size(2), q.device, causal, key_mask)

@@ -50,6 +50,7 @@ def test_the_structs_have_the_size_that_c_gives_them(built: Path) -> None:
     assert Library(built).struct_sizes() == {
         "problem": library.READ.size,
         "gradient": library.GRADIENT.size,
+        "sparse": library.SPARSE.size,
         "moments": library.MOMENTS.size,
         "decoder": ctypes.sizeof(decoder.Decoder),
         "position": ctypes.sizeof(decoder.Position),

@@ -12,6 +12,7 @@
 struct BackwardBuffers {
     float *q, *d_out, *keys, *values, *key_panels, *key_bias, *weights, *slopes, *d_k, *d_v, *d_key_bias;
     float *factor, *constant, *log_factor;
+    float *saved_d_k, *saved_d_v;
     int64_t q_stride, out_stride, d_q_stride, d_v_stride;
 
     BackwardBuffers(Scratch& scratch, const Problem& problem) {
@@ -20,8 +21,8 @@ struct BackwardBuffers {
         out_stride = value_width + 16;
         d_q_stride = width;
         d_v_stride = value_width;
-        q = scratch.take(round_up(problem.queries, QUERIES) * q_stride);
-        d_out = scratch.take(round_up(problem.queries, QUERIES) * out_stride);
+        q = scratch.take((round_up(problem.queries, QUERIES) + ROWS) * q_stride);
+        d_out = scratch.take((round_up(problem.queries, QUERIES) + ROWS) * out_stride);
         keys = scratch.take(KEYS * problem.width);
         values = scratch.take(KEYS * problem.value_width);
         key_panels = scratch.take(KEYS * width);
@@ -34,6 +35,8 @@ struct BackwardBuffers {
         factor = scratch.take(problem.queries);
         constant = scratch.take(problem.queries);
         log_factor = scratch.take(problem.queries);
+        saved_d_k = scratch.take(ROWS * width);
+        saved_d_v = scratch.take(ROWS * value_width);
     }
 };
 
@@ -96,7 +99,12 @@ inline void score_gradients(const BackwardBuffers& buffers, const float* d_out, 
                     const Vector a = load(buffers.weights + place);
                     Vector d = block.at[r][side] + constant;
                     if (Logs) d += log_factor * logarithm(a);
-                    d = Act::slope_kept ? d * load(buffers.slopes + place) : Act::times_slope(d, a);
+                    if (Act::slope_kept) {  // a slope of 0 is that of a hidden pair, whatever d is
+                        const Vector slope = load(buffers.slopes + place);
+                        d = (slope == 0.0f) ? Vector{} : d * slope;
+                    } else {
+                        d = Act::times_slope(d, a);
+                    }
                     store(buffers.slopes + place, d);
                 }
             }
@@ -123,54 +131,123 @@ inline void write_rows(const Tensor4& to, int64_t b, int64_t h, const int32_t* s
         std::memcpy(to.at(b, h, slots[j]), from + j * stride, sizeof(float) * width);
 }
 
-// d_q: (queries, width rounded up), the share of these keys, not yet scaled.
-template <class Act, bool Logs>
-inline void backward_task(const Gradient& gradient, const Rows& rows, const BackwardBuffers& buffers, float* d_q,
-                          float* d_row_bias, int64_t b, int64_t h, int32_t begin, int32_t end) {
+inline void begin_backward(const Gradient& gradient, const Rows& rows, const BackwardBuffers& buffers, float* d_q,
+                           int64_t b, int64_t h) {
     const Problem& problem = gradient.forward;
-    const float* key_bias = problem.key_bias.at(b, h);
-    const bool wants_bias = gradient.d_row_bias.data != nullptr || gradient.d_key_bias.data != nullptr;
     const float scale = static_cast<float>(problem.scale);
     row_coefficients(gradient, rows, buffers, b, h);
     copy_rows(buffers.q, buffers.q_stride, problem.q, b, h, 0, problem.queries, problem.width,
               [=](int64_t) { return scale; });
     copy_rows(buffers.d_out, buffers.out_stride, gradient.d_out, b, h, 0, problem.queries, problem.value_width,
               [&](int64_t i) { return buffers.factor[i]; });
-    std::memset(d_q, 0, sizeof(float) * round_up(problem.queries, ROWS) * buffers.d_q_stride);
+    std::memset(d_q, 0, sizeof(float) * (round_up(problem.queries, ROWS) + ROWS) * buffers.d_q_stride);
+}
+
+inline void begin_keys(const BackwardBuffers& buffers) {
+    std::memset(buffers.d_k, 0, sizeof(float) * (KEYS + ROWS) * buffers.d_q_stride);
+    std::memset(buffers.d_v, 0, sizeof(float) * (KEYS + ROWS) * buffers.d_v_stride);
+    std::memset(buffers.d_key_bias, 0, sizeof(float) * KEYS);
+}
+
+inline void finish_keys(const Gradient& gradient, const BackwardBuffers& buffers, int64_t b, int64_t h,
+                        const int32_t* slots, int32_t count) {
+    const Problem& problem = gradient.forward;
+    write_rows(gradient.d_k, b, h, slots, count, buffers.d_k, buffers.d_q_stride, problem.width);
+    write_rows(gradient.d_v, b, h, slots, count, buffers.d_v, buffers.d_v_stride, problem.value_width);
+    if (gradient.d_key_bias.data != nullptr)
+        for (int32_t j = 0; j < count; ++j) gradient.d_key_bias.at(b, h)[slots[j]] = buffers.d_key_bias[j];
+}
+
+inline void pack_backward(const Problem& problem, const Rows& rows, const BackwardBuffers& buffers, int64_t b, int64_t h,
+                          const KeyTile& tile) {
+    const float* key_bias = problem.key_bias.at(b, h);
+    const int32_t* slots = rows.slots(b) + tile.first;
+    pack_transposed(buffers.keys, problem.k, b, h, slots, tile.count, problem.width);
+    pack_transposed(buffers.values, problem.v, b, h, slots, tile.count, problem.value_width);
+    pack_panels(buffers.key_panels, problem.k, b, h, slots, tile.count, problem.width);
+    if (key_bias != nullptr)
+        for (int32_t j = 0; j < tile.count; ++j) buffers.key_bias[j] = key_bias[slots[j]];
+}
+
+// Up to QUERIES rows against a tile of keys that is packed.
+template <class Act, bool Logs>
+inline void backward_queries(const Gradient& gradient, const Rows& rows, const BackwardBuffers& buffers, float* d_q,
+                             float* d_row_bias, const QueryTile& queries, const KeyTile& tile) {
+    const Problem& problem = gradient.forward;
+    const int64_t row = queries.first;
+    const float *q = buffers.q + row * buffers.q_stride, *d_out = buffers.d_out + row * buffers.out_stride;
     uint32_t live[PANELS];
+    if (!activations<Act, true>(q, buffers.q_stride, buffers.keys, problem.width,
+                                problem.key_bias.data == nullptr ? nullptr : buffers.key_bias, queries, tile,
+                                rows.biased(), buffers.weights, buffers.slopes, live))
+        return;
+    score_gradients<Act, Logs>(buffers, d_out, problem.value_width, queries, tile, live);
+    add_rows_times_panels(d_q + row * buffers.d_q_stride, buffers.d_q_stride, buffers.slopes, buffers.key_panels,
+                          problem.width, queries, tile, live);
+    add_keys_times_rows(buffers.d_v, buffers.d_v_stride, buffers.weights, d_out, buffers.out_stride,
+                        problem.value_width, queries, tile, live);
+    add_keys_times_rows(buffers.d_k, buffers.d_q_stride, buffers.slopes, q, buffers.q_stride, problem.width, queries,
+                        tile, live);
+    if (gradient.d_row_bias.data != nullptr || gradient.d_key_bias.data != nullptr)
+        add_bias_gradients(gradient, buffers, d_row_bias, queries, tile);
+}
+
+// One row against the part of a tile that it sees, without a trace in what it does not see.
+template <class Act, bool Logs>
+inline void backward_row(const Gradient& gradient, const Rows& rows, const BackwardBuffers& buffers, float* d_q,
+                         float* d_row_bias, int64_t b, int64_t h, int64_t row, const KeyTile& tile) {
+    const int32_t seen = rows.visible(b, row) - tile.first;
+    if (seen <= 0) return;
+    const KeyTile part{tile.first, seen < tile.count ? seen : tile.count};
+    float *d_k = buffers.d_k + part.count * buffers.d_q_stride, *d_v = buffers.d_v + part.count * buffers.d_v_stride;
+    const size_t k_bytes = sizeof(float) * ROWS * buffers.d_q_stride, v_bytes = sizeof(float) * ROWS * buffers.d_v_stride;
+    std::memcpy(buffers.saved_d_k, d_k, k_bytes);
+    std::memcpy(buffers.saved_d_v, d_v, v_bytes);
+    pack_backward(gradient.forward, rows, buffers, b, h, part);
+    backward_queries<Act, Logs>(gradient, rows, buffers, d_q, d_row_bias, query_tile(rows, b, h, row, row + 1, part), part);
+    std::memcpy(d_k, buffers.saved_d_k, k_bytes);
+    std::memcpy(d_v, buffers.saved_d_v, v_bytes);
+}
+
+// One tile of keys against all dense rows; sparse: a flag for every QUERIES rows that are read otherwise, or null.
+// Rows that see a part of it are read one by one where anything is not finite, as in forward.h.
+template <class Act, bool Logs>
+inline void backward_tile(const Gradient& gradient, const Rows& rows, const BackwardBuffers& buffers, float* d_q,
+                          float* d_row_bias, int64_t b, int64_t h, const KeyTile& tile, const uint8_t* sparse) {
+    const Problem& problem = gradient.forward;
+    const int32_t* slots = rows.slots(b) + tile.first;
+    bool packed = false;
+    for (int64_t row = 0; row < problem.queries; row += QUERIES) {
+        const int64_t row_end = row + QUERIES < problem.queries ? row + QUERIES : problem.queries;
+        if (rows.visible(b, row_end - 1) <= tile.first) continue;
+        if (sparse != nullptr && sparse[row / QUERIES]) continue;
+        if (rows.visible(b, row) < tile.first + tile.count &&
+            !(all_finite(problem.k, b, h, slots, tile.count, problem.width) &&
+              all_finite(problem.v, b, h, slots, tile.count, problem.value_width) &&
+              all_finite(buffers.q + row * buffers.q_stride, buffers.q_stride, row_end - row, problem.width) &&
+              all_finite(buffers.d_out + row * buffers.out_stride, buffers.out_stride, row_end - row, problem.value_width))) {
+            for (int64_t i = row; i < row_end; ++i)
+                backward_row<Act, Logs>(gradient, rows, buffers, d_q, d_row_bias, b, h, i, tile);
+            packed = false;
+            continue;
+        }
+        if (!packed) pack_backward(problem, rows, buffers, b, h, tile);
+        packed = true;
+        backward_queries<Act, Logs>(gradient, rows, buffers, d_q, d_row_bias,
+                                    query_tile(rows, b, h, row, row_end, tile), tile);
+    }
+}
+
+// d_q: (queries, width rounded up), the share of these keys, not yet scaled.
+template <class Act, bool Logs>
+inline void backward_task(const Gradient& gradient, const Rows& rows, const BackwardBuffers& buffers, float* d_q,
+                          float* d_row_bias, int64_t b, int64_t h, int32_t begin, int32_t end) {
+    begin_backward(gradient, rows, buffers, d_q, b, h);
     for (int32_t first = begin; first < end; first += KEYS) {
         const KeyTile tile{first, end - first < KEYS ? end - first : KEYS};
-        const int32_t* slots = rows.slots(b) + first;
-        pack_transposed(buffers.keys, problem.k, b, h, slots, tile.count, problem.width);
-        pack_transposed(buffers.values, problem.v, b, h, slots, tile.count, problem.value_width);
-        pack_panels(buffers.key_panels, problem.k, b, h, slots, tile.count, problem.width);
-        if (key_bias != nullptr)
-            for (int32_t j = 0; j < tile.count; ++j) buffers.key_bias[j] = key_bias[slots[j]];
-        std::memset(buffers.d_k, 0, sizeof(float) * (KEYS + ROWS) * buffers.d_q_stride);
-        std::memset(buffers.d_v, 0, sizeof(float) * (KEYS + ROWS) * buffers.d_v_stride);
-        std::memset(buffers.d_key_bias, 0, sizeof(float) * KEYS);
-        for (int64_t row = 0; row < problem.queries; row += QUERIES) {
-            const int64_t row_end = row + QUERIES < problem.queries ? row + QUERIES : problem.queries;
-            if (rows.visible(b, row_end - 1) <= first) continue;
-            const QueryTile queries = query_tile(rows, b, h, row, row_end, tile);
-            const float *q = buffers.q + row * buffers.q_stride, *d_out = buffers.d_out + row * buffers.out_stride;
-            if (!activations<Act, true>(q, buffers.q_stride, buffers.keys, problem.width,
-                                        key_bias == nullptr ? nullptr : buffers.key_bias, queries, tile,
-                                        rows.biased(), buffers.weights, buffers.slopes, live))
-                continue;
-            score_gradients<Act, Logs>(buffers, d_out, problem.value_width, queries, tile, live);
-            add_rows_times_panels(d_q + row * buffers.d_q_stride, buffers.d_q_stride, buffers.slopes,
-                                  buffers.key_panels, problem.width, queries, tile, live);
-            add_keys_times_rows(buffers.d_v, buffers.d_v_stride, buffers.weights, d_out, buffers.out_stride,
-                                problem.value_width, queries, tile, live);
-            add_keys_times_rows(buffers.d_k, buffers.d_q_stride, buffers.slopes, q, buffers.q_stride,
-                                problem.width, queries, tile, live);
-            if (wants_bias) add_bias_gradients(gradient, buffers, d_row_bias, queries, tile);
-        }
-        write_rows(gradient.d_k, b, h, slots, tile.count, buffers.d_k, buffers.d_q_stride, problem.width);
-        write_rows(gradient.d_v, b, h, slots, tile.count, buffers.d_v, buffers.d_v_stride, problem.value_width);
-        if (gradient.d_key_bias.data != nullptr)
-            for (int32_t j = 0; j < tile.count; ++j) gradient.d_key_bias.at(b, h)[slots[j]] = buffers.d_key_bias[j];
+        begin_keys(buffers);
+        backward_tile<Act, Logs>(gradient, rows, buffers, d_q, d_row_bias, b, h, tile, nullptr);
+        finish_keys(gradient, buffers, b, h, rows.slots(b) + first, tile.count);
     }
 }
 
@@ -182,7 +259,7 @@ inline int64_t backward_floats(const Problem& problem) {
 
 // Floats of the gradient of a head's queries as the tasks add them up.
 inline int64_t query_gradient_floats(const Problem& problem) {
-    return round_up(problem.queries, ROWS) * round_up(problem.width, WIDTH);
+    return (round_up(problem.queries, ROWS) + ROWS) * round_up(problem.width, WIDTH);
 }
 
 template <class Act>

@@ -17,19 +17,6 @@ struct FewBuffers {
     }
 };
 
-INLINE float dot(const float* a, const float* b, int64_t width) {
-    Vector even{}, odd{};
-    int64_t c = 0;
-    for (; c + 2 * LANES <= width; c += 2 * LANES) {
-        even += load(a + c) * load(b + c);
-        odd += load(a + c + LANES) * load(b + c + LANES);
-    }
-    for (; c + LANES <= width; c += LANES) even += load(a + c) * load(b + c);
-    float rest = 0;
-    for (; c < width; ++c) rest += a[c] * b[c];
-    return total(even + odd) + rest;
-}
-
 // out = sum over slots of weight * value: a feed-forward memory's second product, for the slots that fired.
 inline void weigh_values(float* out, const float* weights, int64_t slots, const float* values, int64_t stride,
                          int64_t width) {

@@ -6,7 +6,7 @@ struct ForwardBuffers {
     int64_t out_stride, q_stride;
 
     ForwardBuffers(Scratch& scratch, const Problem& problem, int64_t rows) {
-        rows = round_up(rows, QUERIES);
+        rows = round_up(rows, QUERIES) + ROWS;
         out_stride = round_up(problem.value_width, WIDTH);
         q_stride = round_up(problem.width, WIDTH) + 16;
         out = scratch.take(rows * out_stride);
@@ -76,43 +76,84 @@ inline void finish_rows(const Problem& problem, const Rows& rows, const ForwardB
     }
 }
 
+inline void pack_forward(const Problem& problem, const Rows& rows, const ForwardBuffers& buffers, int64_t b, int64_t h,
+                         const KeyTile& tile) {
+    const float* key_bias = problem.key_bias.at(b, h);
+    const int32_t* slots = rows.slots(b) + tile.first;
+    pack_transposed(buffers.keys, problem.k, b, h, slots, tile.count, problem.width);
+    pack_panels(buffers.values, problem.v, b, h, slots, tile.count, problem.value_width);
+    if (key_bias != nullptr)
+        for (int32_t j = 0; j < tile.count; ++j) buffers.key_bias[j] = key_bias[slots[j]];
+}
+
+// Up to QUERIES rows, from row `at` of the task on, against a tile of keys that is packed.
 template <class Act>
-inline void forward_task(const Problem& problem, const Rows& rows, const ForwardBuffers& buffers, int64_t b, int64_t h,
-                         int64_t begin, int64_t end) {
+inline void forward_queries(const Problem& problem, const Rows& rows, const ForwardBuffers& buffers, int64_t at,
+                            const QueryTile& queries, const KeyTile& tile) {
     const bool statistics = problem.row_sum.data != nullptr;
     const bool sums = statistics || problem.sum.data != nullptr || problem.delta >= 0;
-    const float* key_bias = problem.key_bias.at(b, h);
+    uint32_t live[PANELS];
+    if (!activations<Act, false>(buffers.q + at * buffers.q_stride, buffers.q_stride, buffers.keys, problem.width,
+                                 problem.key_bias.data == nullptr ? nullptr : buffers.key_bias, queries, tile,
+                                 rows.biased(), buffers.weights, nullptr, live))
+        return;
+    if (statistics) {
+        add_sums<true>(buffers, queries, tile, live, at);
+    } else if (sums) {
+        add_sums<false>(buffers, queries, tile, live, at);
+    }
+    add_rows_times_panels(buffers.out + at * buffers.out_stride, buffers.out_stride, buffers.weights, buffers.values,
+                          problem.value_width, queries, tile, live);
+}
+
+// The dense rows of a task against one tile of keys. sparse: a flag for every QUERIES rows that are read otherwise, or null.
+//
+// A block also multiplies what a row does not see, by zero, which is not nothing where a value is not finite. Then the
+// rows that see a part of the tile are read one by one, each with no more of it than it sees; the sums are the same.
+template <class Act>
+inline void forward_tile(const Problem& problem, const Rows& rows, const ForwardBuffers& buffers, int64_t b, int64_t h,
+                         int64_t begin, int64_t end, const KeyTile& tile, const uint8_t* sparse) {
+    bool packed = false;
+    for (int64_t row = begin; row < end; row += QUERIES) {
+        const int64_t row_end = row + QUERIES < end ? row + QUERIES : end;
+        if (rows.visible(b, row_end - 1) <= tile.first) continue;
+        if (sparse != nullptr && sparse[(row - begin) / QUERIES]) continue;
+        if (rows.visible(b, row) < tile.first + tile.count &&
+            !all_finite(problem.v, b, h, rows.slots(b) + tile.first, tile.count, problem.value_width)) {
+            for (int64_t i = row; i < row_end; ++i) {
+                const int32_t seen = rows.visible(b, i) - tile.first;
+                if (seen <= 0) continue;
+                const KeyTile part{tile.first, seen < tile.count ? seen : tile.count};
+                pack_forward(problem, rows, buffers, b, h, part);
+                forward_queries<Act>(problem, rows, buffers, i - begin, query_tile(rows, b, h, i, i + 1, part), part);
+            }
+            packed = false;
+            continue;
+        }
+        if (!packed) pack_forward(problem, rows, buffers, b, h, tile);
+        packed = true;
+        forward_queries<Act>(problem, rows, buffers, row - begin, query_tile(rows, b, h, row, row_end, tile), tile);
+    }
+}
+
+inline void begin_rows(const Problem& problem, const ForwardBuffers& buffers, int64_t b, int64_t h, int64_t begin,
+                       int64_t end) {
     std::memset(buffers.out, 0, sizeof(float) * (end - begin) * buffers.out_stride);
     std::memset(buffers.sums, 0, sizeof(float) * (end - begin) * LANES);
     std::memset(buffers.logs, 0, sizeof(float) * (end - begin) * LANES);
     std::memset(buffers.nonzeros, 0, sizeof(float) * (end - begin) * LANES);
     const float scale = static_cast<float>(problem.scale);
     copy_rows(buffers.q, buffers.q_stride, problem.q, b, h, begin, end, problem.width, [=](int64_t) { return scale; });
+}
+
+template <class Act>
+inline void forward_task(const Problem& problem, const Rows& rows, const ForwardBuffers& buffers, int64_t b, int64_t h,
+                         int64_t begin, int64_t end) {
+    begin_rows(problem, buffers, b, h, begin, end);
     const int32_t all = rows.visible(b, end - 1);
-    uint32_t live[PANELS];
     for (int32_t first = 0; first < all; first += KEYS) {
         const KeyTile tile{first, all - first < KEYS ? all - first : KEYS};
-        const int32_t* slots = rows.slots(b) + first;
-        pack_transposed(buffers.keys, problem.k, b, h, slots, tile.count, problem.width);
-        pack_panels(buffers.values, problem.v, b, h, slots, tile.count, problem.value_width);
-        if (key_bias != nullptr)
-            for (int32_t j = 0; j < tile.count; ++j) buffers.key_bias[j] = key_bias[slots[j]];
-        for (int64_t row = begin; row < end; row += QUERIES) {
-            const int64_t row_end = row + QUERIES < end ? row + QUERIES : end;
-            if (rows.visible(b, row_end - 1) <= first) continue;
-            const QueryTile queries = query_tile(rows, b, h, row, row_end, tile);
-            if (!activations<Act, false>(buffers.q + (row - begin) * buffers.q_stride, buffers.q_stride, buffers.keys, problem.width,
-                                         key_bias == nullptr ? nullptr : buffers.key_bias, queries, tile,
-                                         rows.biased(), buffers.weights, nullptr, live))
-                continue;
-            if (statistics) {
-                add_sums<true>(buffers, queries, tile, live, row - begin);
-            } else if (sums) {
-                add_sums<false>(buffers, queries, tile, live, row - begin);
-            }
-            add_rows_times_panels(buffers.out + (row - begin) * buffers.out_stride, buffers.out_stride,
-                                  buffers.weights, buffers.values, problem.value_width, queries, tile, live);
-        }
+        forward_tile<Act>(problem, rows, buffers, b, h, begin, end, tile, nullptr);
     }
     finish_rows(problem, rows, buffers, b, h, begin, end);
 }

@@ -4,6 +4,7 @@
 #include <new>
 #include <vector>
 
+#include "pair_list.h"
 #include "parallel.h"
 #include "paths.h"
 #include "problem.h"
@@ -52,19 +53,26 @@ void run_few(const Problem& problem, const Rows& rows, const PathTable& path) {
     });
 }
 
-void run_forward(const Problem& problem) {
+// sparse: null where all rows are read densely.
+void run_forward(const Problem& problem, const SparseRun* sparse) {
     const int64_t heads = problem.batches * problem.heads, queries = problem.queries;
     if (heads == 0 || queries == 0) return;
     const RowTables tables(problem);
     const PathTable& path = table(problem.path);
-    if (queries <= FEW && problem.row_sum.data == nullptr) return run_few(problem, tables.rows(), path);
+    if (sparse == nullptr && queries <= FEW && problem.row_sum.data == nullptr) return run_few(problem, tables.rows(), path);
     const int64_t threads = useful_threads(problem);
     const int64_t each = stretch(problem, threads), parts = (queries + each - 1) / each;
-    const Workspace memory(threads, path.forward_floats(problem, each < queries ? each : queries));
+    const auto floats = sparse == nullptr ? path.forward_floats : path.sparse_forward_floats;
+    const Workspace memory(threads, floats(problem, each < queries ? each : queries));
     for_each_task(launch, heads * parts, threads, [&](int64_t task, int64_t thread) {
         const int64_t part = parts - 1 - task / heads, head = task % heads;  // the longest of a causal read first
         const int64_t begin = part * each, end = begin + each < queries ? begin + each : queries;
-        path.forward(problem, tables.rows(), memory.of(thread), head / problem.heads, head % problem.heads, begin, end);
+        const int64_t b = head / problem.heads, h = head % problem.heads;
+        if (sparse == nullptr) {
+            path.forward(problem, tables.rows(), memory.of(thread), b, h, begin, end);
+        } else {
+            path.sparse_forward(problem, tables.rows(), *sparse, memory.of(thread), b, h, begin, end);
+        }
     });
 }
 
@@ -91,7 +99,13 @@ int64_t key_parts(const Problem& problem) {
     return wanted < most ? wanted : (most > 1 ? most : 1);
 }
 
-void run_backward(const Gradient& gradient) {
+// Where a part begins: at a tile of the list of nonzero pairs.
+int32_t key_part(int64_t all, int64_t part, int64_t parts) {
+    return static_cast<int32_t>(part == parts ? all : all * part / parts / PAIR_SLOTS * PAIR_SLOTS);
+}
+
+// sparse: null where all rows are read densely.
+void run_backward(const Gradient& gradient, const SparseRun* sparse) {
     const Problem& problem = gradient.forward;
     const int64_t heads = problem.batches * problem.heads;
     if (heads == 0) return;
@@ -102,7 +116,7 @@ void run_backward(const Gradient& gradient) {
     const PathTable& path = table(problem.path);
     const int64_t threads = useful_threads(problem);
     const int64_t parts = key_parts(problem), share = path.query_gradient_floats(problem) + problem.queries;
-    const Workspace memory(threads, path.backward_floats(problem));
+    const Workspace memory(threads, (sparse == nullptr ? path.backward_floats : path.sparse_backward_floats)(problem));
     // With one part a thread keeps the share of the head that it works on; else all shares are kept.
     const Workspace shares(parts == 1 ? threads : heads * parts, share);
     std::vector<std::atomic<int64_t>> finished(heads);
@@ -112,8 +126,12 @@ void run_backward(const Gradient& gradient) {
         float* own = shares.of(parts == 1 ? thread : task);
         float* own_row_bias = own + path.query_gradient_floats(problem);
         std::memset(own_row_bias, 0, sizeof(float) * problem.queries);
-        path.backward(gradient, rows, memory.of(thread), own, own_row_bias, b, h,
-                      static_cast<int32_t>(all * part / parts), static_cast<int32_t>(all * (part + 1) / parts));
+        const int32_t begin = key_part(all, part, parts), end = key_part(all, part + 1, parts);
+        if (sparse == nullptr) {
+            path.backward(gradient, rows, memory.of(thread), own, own_row_bias, b, h, begin, end);
+        } else {
+            path.sparse_backward(gradient, rows, *sparse, memory.of(thread), own, own_row_bias, b, h, begin, end);
+        }
         if (finished[head].fetch_add(1) + 1 < parts) return;
         const float* first = parts == 1 ? own : shares.of(head * parts);
         path.finish_query_gradient(gradient, first, shares.step(), parts, b, h);
@@ -134,10 +152,32 @@ void run_moments(const Moments& moments) {
     const double products = 1.0 * heads * (moments.queries + moments.slots) * moments.width * moments.width;
     const int64_t threads = products < 4e6 ? 1 : moments.threads;
     const Workspace memory(threads, path.moment_floats(moments));
-    const auto run = moments.d_y.data == nullptr ? path.moments_forward : path.moments_backward;
+    const auto run = moments.d_mean == nullptr ? path.moments_forward : path.moments_backward;
     for_each_task(launch, heads, threads, [&](int64_t head, int64_t thread) {
         run(moments, memory.of(thread), head / moments.heads, head % moments.heads);
     });
+}
+
+// Whether a read may have sparse rows.
+bool may_be_sparse(const Problem& problem, const Sparse& sparse) {
+    if (problem.activation == SIGMOID || sparse.mode == DENSE) return false;
+    return sparse.mode == SPARSE || problem.queries > FEW;
+}
+
+void run_sparse_forward(const Problem& problem, const Sparse& sparse) {
+    SparseReport report{};
+    const SparseRun run{sparse.mode, PairList(problem, sparse), &report};
+    run.list.clear();
+    run_forward(problem, may_be_sparse(problem, sparse) ? &run : nullptr);
+    report.needed += run.list.index_bytes();
+    report.used = run.list.used_bytes();
+    if (sparse.report != nullptr) *sparse.report = report;
+}
+
+void run_sparse_backward(const Gradient& gradient, const Sparse& sparse) {
+    SparseReport report{};
+    const SparseRun run{sparse.mode, PairList(gradient.forward, sparse), &report};
+    run_backward(gradient, may_be_sparse(gradient.forward, sparse) ? &run : nullptr);
 }
 
 // 0, or 1 where memory ran out.
@@ -176,11 +216,20 @@ EXPORT int64_t reluformer_best_path() {
 }
 
 EXPORT int64_t reluformer_forward(const Problem* problem) {
-    return guarded([&] { run_forward(*problem); });
+    return guarded([&] { run_forward(*problem, nullptr); });
 }
 
 EXPORT int64_t reluformer_backward(const Gradient* gradient) {
-    return guarded([&] { run_backward(*gradient); });
+    return guarded([&] { run_backward(*gradient, nullptr); });
+}
+
+// The same with sparse rows. The caller keeps the list until the backward pass.
+EXPORT int64_t reluformer_sparse_forward(const Problem* problem, const Sparse* sparse) {
+    return guarded([&] { run_sparse_forward(*problem, *sparse); });
+}
+
+EXPORT int64_t reluformer_sparse_backward(const Gradient* gradient, const Sparse* sparse) {
+    return guarded([&] { run_sparse_backward(*gradient, *sparse); });
 }
 
 EXPORT int64_t reluformer_moments(const Moments* moments) {
@@ -199,3 +248,5 @@ EXPORT int64_t reluformer_problem_size() { return sizeof(Problem); }
 EXPORT int64_t reluformer_moments_size() { return sizeof(Moments); }
 
 EXPORT int64_t reluformer_gradient_size() { return sizeof(Gradient); }
+
+EXPORT int64_t reluformer_sparse_size() { return sizeof(Sparse); }

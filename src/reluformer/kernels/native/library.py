@@ -10,9 +10,10 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,6 +36,8 @@ _READ = "11q 4d 16q 2q 21q"
 READ = struct.Struct(_READ)
 GRADIENT = struct.Struct(_READ + "16q 12q")
 MOMENTS = struct.Struct("8q d 8q 2q 4q 8q")
+SPARSE = struct.Struct("4q")
+REPORT = struct.Struct("5q")
 NOTHING: Tensor3 = (0, 0, 0)
 
 
@@ -55,6 +58,21 @@ def tensor3(tensor: Tensor | None) -> Tensor3:
         return NOTHING
     batch, head, _ = tensor.stride()
     return tensor.data_ptr(), batch, head
+
+
+class SparseReport(NamedTuple):
+    """What a read tells about its sparse rows, summed over all heads: `SparseReport` of problem.h."""
+
+    needed: int
+    """Bytes that all nonzero pairs of the sparse rows would take."""
+    used: int
+    """Bytes that were written."""
+    sparse_pairs: int
+    """Visible pairs of the rows that were read sparsely."""
+    nonzero_pairs: int
+    """Those of them that have a weight."""
+    dense_pairs: int
+    """Visible pairs of all other rows."""
 
 
 class Library:
@@ -84,6 +102,8 @@ class Library:
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         values = (number, pointer, pointer, number, number, pointer, number)
         self._weigh_values = self._function("weigh_values", *values)
+        self._sparse_forward = self._function("sparse_forward", ctypes.c_char_p, ctypes.c_char_p, result=number)
+        self._sparse_backward = self._function("sparse_backward", ctypes.c_char_p, ctypes.c_char_p, result=number)
         self.panel_floats = self._function("panel_floats", number, number, number, result=number)
         self.pack_linear = self._function("pack_linear", number, pointer, pointer, number, number)
         self.decode = self._function("decode", pointer, pointer, result=number)
@@ -96,6 +116,17 @@ class Library:
     def backward(self, *fields: float) -> None:
         """The gradient of one read: the fields of `Gradient`."""
         self._check(self._c.reluformer_backward(GRADIENT.pack(*fields)))
+
+    def sparse_forward(self, fields: Sequence[float], mode: int, pairs: int, size: int) -> SparseReport:
+        """One read with sparse rows: the fields of `Problem`, and memory of `size` bytes for nonzero pairs."""
+        report = ctypes.create_string_buffer(REPORT.size)
+        sparse = SPARSE.pack(mode, pairs, size, ctypes.addressof(report))
+        self._check(self._sparse_forward(READ.pack(*fields), sparse))
+        return SparseReport(*REPORT.unpack(report.raw))
+
+    def sparse_backward(self, fields: Sequence[float], mode: int, pairs: int, size: int) -> None:
+        """The gradient of such a read: the fields of `Gradient`, and the pairs that it kept."""
+        self._check(self._sparse_backward(GRADIENT.pack(*fields), SPARSE.pack(mode, pairs, size, 0)))
 
     def moments(self, *fields: float) -> None:
         """Mean and variance of rows of scores, or their gradient: the fields of `Moments`."""
@@ -116,7 +147,7 @@ class Library:
         """Bytes of the structs as the compiler laid them out."""
         return {
             name: self._c[f"reluformer_{name}_size"]()
-            for name in ("problem", "gradient", "moments", "decoder", "position")
+            for name in ("problem", "gradient", "moments", "sparse", "decoder", "position")
         }
 
     def _check(self, status: int) -> None:

@@ -27,7 +27,7 @@ struct MomentBuffers {
         products = scratch.take(CHUNK * CHUNK);
         result = scratch.take(CHUNK * stride);
         n = scratch.take(CHUNK);
-        const int64_t kept = moments.d_y.data == nullptr ? 0 : moments.queries;
+        const int64_t kept = moments.d_mean == nullptr ? 0 : moments.queries;
         d_sums = scratch.take(kept);
         d_squares = scratch.take(kept);
     }

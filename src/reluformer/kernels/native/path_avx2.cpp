@@ -7,6 +7,7 @@
 #pragma GCC target("avx2,fma")
 #endif
 #define LANES 8
+#define HAS_AVX2 1  // said here, as not every compiler defines __AVX2__ after a pragma
 #define RELUFORMER_PATH path_avx2
 #define RELUFORMER_TABLE AVX2_PATH
 #include "path_body.h"

@@ -8,6 +8,9 @@
 #pragma GCC target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")
 #endif
 #define LANES 16
+#if !defined(RELUFORMER_EMULATE)
+#define HAS_AVX512 1  // said here, as not every compiler defines __AVX512F__ after a pragma
+#endif
 #define RELUFORMER_PATH path_avx512
 #define RELUFORMER_TABLE AVX512_PATH
 #include "path_body.h"

@@ -4,8 +4,14 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <type_traits>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
+#include "pair_list.h"
 #include "paths.h"
 #include "problem.h"
 #include "rows.h"
 #include "scratch.h"
+#include "vnni.h"

@@ -8,6 +8,11 @@ namespace RELUFORMER_PATH {
 #include "values.h"
 #include "few.h"
 #include "backward.h"
+#include "pairs.h"
+#include "candidates.h"
+#include "sparse_rows.h"
+#include "sparse_forward.h"
+#include "sparse_backward.h"
 #include "moments.h"
 #include "linear.h"
 #include "beams.h"
@@ -20,6 +25,8 @@ const PathTable RELUFORMER_TABLE = {
     RELUFORMER_PATH::weigh_values,
     RELUFORMER_PATH::backward_floats, RELUFORMER_PATH::query_gradient_floats,
     RELUFORMER_PATH::backward,        RELUFORMER_PATH::finish_query_gradient,
+    RELUFORMER_PATH::sparse_forward_floats, RELUFORMER_PATH::sparse_forward,
+    RELUFORMER_PATH::sparse_backward_floats, RELUFORMER_PATH::sparse_backward,
     RELUFORMER_PATH::moment_floats,   RELUFORMER_PATH::moments_forward,
     RELUFORMER_PATH::moments_backward,
     RELUFORMER_PATH::panel_floats,    RELUFORMER_PATH::pack_linear,

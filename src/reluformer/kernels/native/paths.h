@@ -2,6 +2,7 @@
 #pragma once
 
 #include "decoder.h"
+#include "pair_list.h"
 #include "problem.h"
 #include "rows.h"
 
@@ -26,6 +27,14 @@ struct PathTable {
                      int32_t begin, int32_t end);
     void (*finish_query_gradient)(const Gradient&, const float* shares, int64_t step, int64_t parts, int64_t b,
                                   int64_t h);
+
+    // Forward and backward of reads with sparse rows, of any activation with exact zeros.
+    int64_t (*sparse_forward_floats)(const Problem&, int64_t queries);
+    void (*sparse_forward)(const Problem&, const Rows&, const SparseRun&, float* scratch, int64_t b, int64_t h,
+                           int64_t begin, int64_t end);
+    int64_t (*sparse_backward_floats)(const Problem&);
+    void (*sparse_backward)(const Gradient&, const Rows&, const SparseRun&, float* scratch, float* d_q,
+                            float* d_row_bias, int64_t b, int64_t h, int32_t begin, int32_t end);
 
     int64_t (*moment_floats)(const Moments&);
     void (*moments_forward)(const Moments&, float* scratch, int64_t b, int64_t h);

@@ -53,7 +53,7 @@ struct Moments {
     const uint8_t* key_mask;  // (B, Tk), 1 = visible, or null
     int64_t mask_batch;       // its element stride along B
     float *mean, *variance;   // (B, H, Tq), contiguous
-    const float *d_mean, *d_variance;  // likewise; for the gradient alone, as the rest
+    const float *d_mean, *d_variance;  // likewise; null where the moments are wanted, and not their gradient
     Tensor4 d_y, d_x;
 
     bool visible(int64_t b, int64_t slot) const { return key_mask == nullptr || key_mask[b * mask_batch + slot]; }
@@ -64,4 +64,25 @@ struct Gradient {
     Tensor4 d_out, d_q, d_k, d_v;
     Tensor3 d_row_sum, d_entropy;      // null: no gradient
     Tensor3 d_row_bias, d_key_bias;    // null: not wanted
+};
+
+// How a read with exact zeros is computed. The automatic choice looks at one row for every 96 (see sparse_rows.h).
+enum Mode : int64_t { AUTOMATIC = 0, DENSE = 1, SPARSE = 2 };
+
+// What a read reports, summed over all heads.
+struct SparseReport {
+    int64_t needed;         // bytes of a list that holds all nonzero pairs of the rows that were read sparsely
+    int64_t used;           // bytes of the list that were written; the rest of its memory may be given back
+    int64_t sparse_pairs;   // visible pairs of the rows that were read sparsely
+    int64_t nonzero_pairs;  // those of them that have a weight
+    int64_t dense_pairs;    // visible pairs of all other rows
+};
+
+// The sparse part of a read. The caller owns the memory of the list: the forward pass writes it, and the backward
+// pass reads it, with the same mode and shapes. Pairs that did not fit are found again.
+struct Sparse {
+    int64_t mode;
+    uint8_t* list;         // starts at a multiple of 8; null: nothing is kept
+    int64_t bytes;         // of the list
+    SparseReport* report;  // written by the forward pass; null: nobody asked
 };

@@ -49,3 +49,16 @@ INLINE void multiply(Block& block, const float* a, int64_t a_row, int64_t a_step
         b += b_step;
     }
 }
+
+INLINE float dot(const float* a, const float* b, int64_t width) {
+    Vector even{}, odd{};
+    int64_t c = 0;
+    for (; c + 2 * LANES <= width; c += 2 * LANES) {
+        even += load(a + c) * load(b + c);
+        odd += load(a + c + LANES) * load(b + c + LANES);
+    }
+    for (; c + LANES <= width; c += LANES) even += load(a + c) * load(b + c);
+    float rest = 0;
+    for (; c < width; ++c) rest += a[c] * b[c];
+    return total(even + odd) + rest;
+}

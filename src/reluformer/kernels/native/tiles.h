@@ -181,6 +181,25 @@ inline bool activations(const float* q, int64_t q_stride, const float* keys, int
     return found;
 }
 
+// Whether `count` rows of a matrix hold only finite numbers; stride: from one row to the next.
+INLINE bool all_finite(const float* from, int64_t stride, int64_t count, int64_t width) {
+    Vector zeros{};
+    float zero = 0.0f;
+    for (int64_t i = 0; i < count; ++i, from += stride) {
+        int64_t c = 0;
+        for (; c + LANES <= width; c += LANES) zeros += load(from + c) * 0.0f;
+        for (; c < width; ++c) zero += from[c] * 0.0f;
+    }
+    return total(zeros) + zero == 0.0f;
+}
+
+// The same for the slots of a tile.
+inline bool all_finite(const Tensor4& tensor, int64_t b, int64_t h, const int32_t* slots, int32_t count, int64_t width) {
+    for (int32_t j = 0; j < count; ++j)
+        if (!all_finite(tensor.at(b, h, slots[j]), 0, 1, width)) return false;
+    return true;
+}
+
 // Runs of keys that a group of rows weighs.
 INLINE int32_t runs_of_group(const uint32_t* live, int32_t panels, int32_t count, int32_t group, Run* runs) {
     int32_t found = 0;

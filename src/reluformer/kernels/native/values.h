@@ -1,7 +1,7 @@
 // Sums of the values that have a weight, and nothing read of the others.
 #pragma once
 
-#if defined(__AVX2__) && LANES == 8
+#if defined(HAS_AVX2)
 // For each pattern of eight bits, the places of those that are set, one after the other.
 struct PlacesOfBits {
     uint8_t at[256][8];
@@ -17,7 +17,7 @@ constexpr PlacesOfBits PLACES_OF_BITS;
 // Writes the numbers first <= t < last with x[t] != 0 to `chosen`, which has room for LANES more; how many they are.
 INLINE int64_t nonzero_places(const float* x, int64_t first, int64_t last, int32_t* chosen) {
     int64_t count = 0, t = first;
-#if defined(__AVX2__) && LANES == 8
+#if defined(HAS_AVX2)
     using Bytes = uint8_t __attribute__((vector_size(8), aligned(1), may_alias));
     using LooseIntegers = int32_t __attribute__((vector_size(32), aligned(4), may_alias));
     for (; t + LANES <= last; t += LANES) {

@@ -1,0 +1,135 @@
+// Forward with sparse rows: a task is a stretch of queries of one head, as in forward.h, and the rows that are not read
+// sparsely go through the tiles there.
+#pragma once
+
+struct SparseForwardBuffers {
+    ForwardBuffers dense;
+    PairBuffers pairs;
+    float* values;
+    uint8_t* sparse;  // a flag for every QUERIES rows
+    int64_t value_stride;
+
+    SparseForwardBuffers(Scratch& scratch, const Problem& problem, int64_t rows)
+        : dense(scratch, problem, rows), pairs(scratch, problem, rows) {
+        value_stride = round_up(problem.value_width, LANES);
+        values = scratch.take(PAIR_SLOTS * value_stride);
+        sparse = PairBuffers::take<uint8_t>(scratch, rows / QUERIES + 2);
+    }
+};
+
+// Adds a tile's share of sum a, sum a log a and the number of pairs, LANES partial sums a row.
+template <bool Logs>
+inline void add_pair_sums(const ForwardBuffers& buffers, const PairBuffers& pairs, int32_t count, int64_t first) {
+    for (int32_t i = 0; i < count; ++i) {
+        const int64_t at = (first + i) * LANES;
+        const int32_t begin = pairs.entries.start[i], end = pairs.entries.start[i + 1];
+        Vector sum = load(buffers.sums + at), logs = load(buffers.logs + at);
+        for (int32_t e = begin; e < end; e += LANES) {
+            const Vector a = (lane_numbers() < end - e) ? load(pairs.weights + e) : Vector{};
+            sum += a;
+            if (Logs) logs += a * logarithm(a);
+        }
+        store(buffers.sums + at, sum);
+        if (!Logs) continue;
+        store(buffers.logs + at, logs);
+        buffers.nonzeros[at] += static_cast<float>(end - begin);
+    }
+}
+
+inline void keep_pairs(const SparseRun& run, const PairBuffers& pairs, int32_t rows, int64_t b, int64_t h, int64_t row,
+                       int64_t slot) {
+    const int32_t* start = pairs.entries.start;
+    uint8_t* to = run.list.reserve(b, h, row, slot, start[rows]);
+    if (to == nullptr) return;
+    for (int32_t i = 0; i < PAIR_ROWS; ++i) to[i] = i < rows ? static_cast<uint8_t>(start[i + 1] - start[i]) : 0;
+    std::memcpy(to + PAIR_ROWS, pairs.kept, sizeof(float) * start[rows]);
+    std::memcpy(to + PAIR_ROWS + sizeof(float) * start[rows], pairs.entries.place, start[rows]);
+}
+
+// The sparse rows of a task against one tile of keys.
+template <class Act>
+inline void sparse_forward_tile(const Problem& problem, const Rows& rows, const SparseRun& run,
+                                const SparseForwardBuffers& buffers, const CandidateScale& scale, int64_t b, int64_t h,
+                                int64_t begin, int64_t end, const KeyTile& tile) {
+    const bool statistics = problem.row_sum.data != nullptr;
+    const bool sums = statistics || problem.sum.data != nullptr || problem.delta >= 0;
+    const int32_t* slots = rows.slots(b) + tile.first;
+    const PairBuffers& pairs = buffers.pairs;
+    bool loaded = false;
+    for (int64_t row = begin; row < end; row += PAIR_ROWS) {
+        const uint8_t* sparse = buffers.sparse + (row - begin) / QUERIES;
+        const int64_t row_end = row + PAIR_ROWS < end ? row + PAIR_ROWS : end, at = row - begin;
+        if (!(sparse[0] | sparse[1]) || rows.visible(b, row_end - 1) <= tile.first) continue;
+        if (!loaded) {
+            load_keys(pairs, problem, b, h, slots, tile.count);
+            quantize_keys(pairs, problem, scale, tile.count);
+            gather_rows(buffers.values, buffers.value_stride, problem.v, b, h, slots, tile.count, problem.value_width);
+            loaded = true;
+        }
+        const PairRows tile_rows = pair_rows(rows, b, h, row, row_end, tile, sparse);
+        find_pairs<Act>(pairs, tile_rows, tile, buffers.dense.q + at * buffers.dense.q_stride, buffers.dense.q_stride,
+                        pairs.row_quanta + at * scale.quanta, scale, problem.width, problem.key_bias.data != nullptr);
+        const int32_t found = pairs.entries.start[tile_rows.count];
+        run.add(&SparseReport::nonzero_pairs, found);
+        run.add(&SparseReport::needed, PairList::record_bytes(found));
+        keep_pairs(run, pairs, tile_rows.count, b, h, row, tile.first);
+        if (statistics) {
+            add_pair_sums<true>(buffers.dense, pairs, tile_rows.count, at);
+        } else if (sums) {
+            add_pair_sums<false>(buffers.dense, pairs, tile_rows.count, at);
+        }
+        add_entries(buffers.dense.out + at * buffers.dense.out_stride, buffers.dense.out_stride, pairs.weights,
+                    buffers.values, buffers.value_stride, problem.value_width, pairs.entries, tile_rows.count);
+    }
+}
+
+// Sets the flags of rows begin .. end; whether any is set.
+inline bool choose_rows(uint8_t* sparse, const Problem& problem, const Rows& rows, int64_t mode, int64_t b, int64_t h,
+                        int64_t begin, int64_t end) {
+    bool any = false;
+    for (int64_t row = begin; row < end; row += QUERIES, ++sparse) {
+        *sparse = reads_sparsely(problem, rows, mode, b, h, row);
+        any |= *sparse != 0;
+    }
+    *sparse = 0;  // the second half of the last tile of pairs may have no rows
+    return any;
+}
+
+template <class Act>
+inline void sparse_forward_task(const Problem& problem, const Rows& rows, const SparseRun& run,
+                                const SparseForwardBuffers& buffers, int64_t b, int64_t h, int64_t begin, int64_t end) {
+    begin_rows(problem, buffers.dense, b, h, begin, end);
+    const bool any = choose_rows(buffers.sparse, problem, rows, run.mode, b, h, begin, end);
+    const CandidateScale scale = candidate_scale(problem, rows, b, h);
+    if (any)
+        quantize_rows(buffers.pairs, rows, scale, buffers.dense.q, buffers.dense.q_stride, b, h, begin, end, buffers.sparse);
+    int64_t pairs[2] = {0, 0};
+    for (int64_t i = begin; i < end; ++i) pairs[buffers.sparse[(i - begin) / QUERIES]] += rows.visible(b, i);
+    run.add(&SparseReport::dense_pairs, pairs[0]);
+    run.add(&SparseReport::sparse_pairs, pairs[1]);
+    const int32_t all = rows.visible(b, end - 1);
+    for (int32_t first = 0; first < all; first += KEYS) {
+        const KeyTile tile{first, all - first < KEYS ? all - first : KEYS};
+        forward_tile<Act>(problem, rows, buffers.dense, b, h, begin, end, tile, buffers.sparse);
+        if (any) sparse_forward_tile<Act>(problem, rows, run, buffers, scale, b, h, begin, end, tile);
+    }
+    finish_rows(problem, rows, buffers.dense, b, h, begin, end);
+}
+
+inline int64_t sparse_forward_floats(const Problem& problem, int64_t queries) {
+    Scratch counted;
+    SparseForwardBuffers(counted, problem, queries);
+    return counted.used();
+}
+
+// activation: any but SIGMOID
+inline void sparse_forward(const Problem& problem, const Rows& rows, const SparseRun& run, float* memory, int64_t b,
+                           int64_t h, int64_t begin, int64_t end) {
+    Scratch scratch(memory);
+    const SparseForwardBuffers buffers(scratch, problem, end - begin);
+    switch (problem.activation) {
+        case RELU_SQUARED: return sparse_forward_task<ReluSquared>(problem, rows, run, buffers, b, h, begin, end);
+        case RELU_EXP: return sparse_forward_task<ReluExp>(problem, rows, run, buffers, b, h, begin, end);
+        default: return sparse_forward_task<Relu>(problem, rows, run, buffers, b, h, begin, end);
+    }
+}

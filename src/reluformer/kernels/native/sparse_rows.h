@@ -1,0 +1,215 @@
+// Which rows are read sparsely, and the nonzero pairs of a tile of them.
+//
+// Rows are chosen QUERIES at a time, by the first of them alone: it is a row of the sequence whenever any of them is,
+// so the choice does not depend on how far a sequence was padded, nor on any other sequence.
+#pragma once
+
+static_assert(PAIR_ROWS == 2 * QUERIES && PAIR_SLOTS == KEYS, "sparse tiles are made of dense ones");
+
+constexpr int32_t SAMPLED = 64;          // slots of the first row that are looked at
+constexpr int32_t SAMPLED_NONZERO = 25;  // at most so many of them have a weight where reading sparsely pays
+constexpr int32_t LEAST_VISIBLE = 64;    // slots that the first row must see to tell anything
+
+// Whether rows first .. first + QUERIES of a head are read sparsely.
+inline bool reads_sparsely(const Problem& problem, const Rows& rows, int64_t mode, int64_t b, int64_t h, int64_t first) {
+    if (mode == DENSE || problem.activation == SIGMOID) return false;
+    if (mode == SPARSE) return true;
+    const int64_t visible = rows.visible(b, first);
+    if (visible < LEAST_VISIBLE || problem.queries <= FEW) return false;
+    const float* key_bias = problem.key_bias.at(b, h);
+    const float row_bias = rows.bias(b, h, first), scale = static_cast<float>(problem.scale);
+    int32_t nonzero = 0;
+    for (int32_t sample = 0; sample < SAMPLED; ++sample) {
+        const int32_t slot = rows.slots(b)[sample * visible / SAMPLED];
+        const float bias = row_bias + (key_bias == nullptr ? 0.0f : key_bias[slot]);
+        nonzero += scale * dot(problem.q.at(b, h, first), problem.k.at(b, h, slot), problem.width) + bias > 0.0f;
+    }
+    return nonzero <= SAMPLED_NONZERO;
+}
+
+// About how long the rows of a tensor are: the mean of a few.
+inline float mean_length(const Tensor4& tensor, int64_t b, int64_t h, int64_t count, int64_t width) {
+    float sum = 0.0f;
+    const int64_t samples = count < 16 ? count : 16;
+    for (int64_t i = 0; i < samples; ++i) {
+        const float* row = tensor.at(b, h, i * count / samples);
+        sum += std::sqrt(dot(row, row, width));
+    }
+    return samples == 0 ? 0.0f : sum / samples;
+}
+
+inline CandidateScale candidate_scale(const Problem& problem, const Rows& rows, int64_t b, int64_t h) {
+    if (!rows.biased()) return CandidateScale(problem.width, false, 1.0f, 1.0f);
+    const float scale = std::fabs(static_cast<float>(problem.scale));
+    return CandidateScale(problem.width, true, mean_length(problem.k, b, h, problem.slots, problem.width),
+                          scale * mean_length(problem.q, b, h, problem.queries, problem.width));
+}
+
+// The rows of a tile of pairs, and what each of them sees of its slots: nothing where it is read densely.
+struct PairRows {
+    int32_t first, count;
+    int32_t seen[PAIR_ROWS];
+    float bias[PAIR_ROWS];
+    int32_t most[PAIR_ROWS / ROWS];  // of `seen` in each group of rows
+
+    int32_t groups() const { return (count + ROWS - 1) / ROWS; }
+};
+
+// sparse: a flag for every QUERIES rows from `first` on.
+inline PairRows pair_rows(const Rows& rows, int64_t b, int64_t h, int64_t first, int64_t end, const KeyTile& keys,
+                          const uint8_t* sparse) {
+    PairRows tile;
+    tile.first = static_cast<int32_t>(first);
+    tile.count = static_cast<int32_t>(end - first < PAIR_ROWS ? end - first : PAIR_ROWS);
+    std::memset(tile.most, 0, sizeof tile.most);
+    for (int32_t i = 0; i < PAIR_ROWS; ++i) {
+        const bool reads = i < tile.count && sparse[i / QUERIES];
+        const int32_t seen = reads ? rows.visible(b, first + i) - keys.first : 0;
+        tile.seen[i] = seen < 0 ? 0 : (seen > keys.count ? keys.count : seen);
+        tile.bias[i] = reads ? rows.bias(b, h, first + i) : 0.0f;
+        if (tile.seen[i] > tile.most[i / ROWS]) tile.most[i / ROWS] = tile.seen[i];
+    }
+    return tile;
+}
+
+// What finding the pairs of tiles needs: the keys of a tile as rows, and memory for a list.
+struct PairBuffers {
+    float *keys, *key_bias;
+    Quantum *row_quanta, *slot_quanta, *one_quanta;
+    uint64_t* bits;
+    uint8_t* candidates;
+    float* scores;
+    // The list: what is kept of each pair, and its weight where that is something else.
+    Entries entries;
+    float *kept, *weights;
+    int64_t key_stride;
+
+    PairBuffers(Scratch& scratch, const Problem& problem, int64_t rows) {
+        const int64_t quanta = CandidateScale(problem.width, true, 1.0f, 1.0f).quanta;
+        key_stride = round_up(problem.width, LANES);
+        keys = scratch.take(PAIR_SLOTS * key_stride);
+        key_bias = scratch.take(PAIR_SLOTS);
+        row_quanta = take<Quantum>(scratch, round_up(rows, PAIR_ROWS) * quanta);
+        slot_quanta = take<Quantum>(scratch, PAIR_SLOTS * quanta);
+        one_quanta = take<Quantum>(scratch, quanta);
+        bits = take<uint64_t>(scratch, PAIR_ROWS * BIT_WORDS);
+        candidates = take<uint8_t>(scratch, PAIRS + 64);
+        scores = scratch.take(PAIRS + 64);
+        entries.start = take<int32_t>(scratch, PAIR_ROWS + 1);
+        entries.place = take<uint8_t>(scratch, PAIRS + 64);
+        kept = scratch.take(PAIRS + 64);
+        weights = problem.activation == RELU_SQUARED ? scratch.take(PAIRS + 64) : kept;
+    }
+
+    template <class T>
+    static T* take(Scratch& scratch, int64_t count) {
+        return reinterpret_cast<T*>(scratch.take((count * static_cast<int64_t>(sizeof(T)) + 3) / 4));
+    }
+};
+
+// Rows of a tensor next to each other, zeros up to `stride`.
+inline void gather_rows(float* to, int64_t stride, const Tensor4& from, int64_t b, int64_t h, const int32_t* slots,
+                        int32_t count, int64_t width) {
+    for (int32_t j = 0; j < count; ++j, to += stride) {
+        std::memcpy(to, from.at(b, h, slots[j]), sizeof(float) * width);
+        std::memset(to + width, 0, sizeof(float) * (stride - width));
+    }
+}
+
+// The rows that `sparse` marks, as candidates want them. q: rows begin .. end, times the scale.
+inline void quantize_rows(const PairBuffers& buffers, const Rows& rows, const CandidateScale& scale, const float* q,
+                          int64_t q_stride, int64_t b, int64_t h, int64_t begin, int64_t end, const uint8_t* sparse) {
+    const int64_t padded = round_up(end - begin, ROWS);
+    for (int64_t i = 0; i < padded; ++i) {
+        Quantum* to = buffers.row_quanta + i * scale.quanta;
+        if (begin + i < end && sparse[i / QUERIES]) {
+            quantize(to, q + i * q_stride, rows.bias(b, h, begin + i) / scale.row_bias, scale.key_bias, scale);
+        } else {
+            std::memset(to, 0, sizeof(Quantum) * scale.quanta);
+        }
+    }
+}
+
+// Keys of a tile and their biases.
+inline void load_keys(const PairBuffers& buffers, const Problem& problem, int64_t b, int64_t h, const int32_t* slots,
+                      int32_t count) {
+    const float* key_bias = problem.key_bias.at(b, h);
+    gather_rows(buffers.keys, buffers.key_stride, problem.k, b, h, slots, count, problem.width);
+    if (key_bias != nullptr)
+        for (int32_t j = 0; j < count; ++j) buffers.key_bias[j] = key_bias[slots[j]];
+}
+
+// The same keys, as candidates want them.
+inline void quantize_keys(const PairBuffers& buffers, const Problem& problem, const CandidateScale& scale, int32_t count) {
+    quantize_slots(buffers.slot_quanta, buffers.one_quanta, buffers.keys, buffers.key_stride,
+                   problem.key_bias.data == nullptr ? nullptr : buffers.key_bias, count, scale);
+}
+
+// Appends those of `here` <= LANES pairs whose weight is not zero to the list, which holds `count`; how many it holds then.
+// Room for LANES more is written to.
+template <class Act>
+INLINE int32_t append_nonzero(const PairBuffers& buffers, int32_t count, const uint8_t* places, Vector score,
+                              int32_t here) {
+    const Vector a = Act::activate(score), kept = Act::kept(score, a);
+#if defined(HAS_AVX512)
+    const __mmask16 nonzero = static_cast<__mmask16>(
+        _mm512_cmp_ps_mask(a, _mm512_setzero_ps(), _CMP_NEQ_UQ) & (here < 16 ? (1u << here) - 1 : 0xffffu));
+    using Bytes = uint8_t __attribute__((vector_size(16), aligned(1), may_alias));
+    const Integers wide = __builtin_convertvector(*reinterpret_cast<const Bytes*>(places), Integers);
+    const Integers chosen =
+        reinterpret_cast<Integers>(_mm512_maskz_compress_epi32(nonzero, reinterpret_cast<__m512i>(wide)));
+    *reinterpret_cast<Bytes*>(buffers.entries.place + count) = __builtin_convertvector(chosen, Bytes);
+    _mm512_storeu_ps(buffers.kept + count, _mm512_maskz_compress_ps(nonzero, kept));
+    if (!Act::keeps_weight) _mm512_storeu_ps(buffers.weights + count, _mm512_maskz_compress_ps(nonzero, a));
+    return count + __builtin_popcount(nonzero);
+#elif defined(HAS_AVX2)
+    const unsigned nonzero = static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(a, _mm256_setzero_ps(), _CMP_NEQ_UQ))) &
+                             ((1u << here) - 1);
+    const __m128i order = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(PLACES_OF_BITS.at[nonzero]));
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(places));
+    const __m256i lanes = _mm256_cvtepu8_epi32(order);
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(buffers.entries.place + count), _mm_shuffle_epi8(bytes, order));
+    _mm256_storeu_ps(buffers.kept + count, _mm256_permutevar8x32_ps(kept, lanes));
+    if (!Act::keeps_weight) _mm256_storeu_ps(buffers.weights + count, _mm256_permutevar8x32_ps(a, lanes));
+    return count + __builtin_popcount(nonzero);
+#else
+    for (int32_t lane = 0; lane < here; ++lane) {
+        buffers.entries.place[count] = places[lane];
+        buffers.kept[count] = kept[lane];
+        if (!Act::keeps_weight) buffers.weights[count] = a[lane];
+        count += a[lane] != 0.0f;
+    }
+    return count;
+#endif
+}
+
+// The nonzero pairs of a tile, by row. q: the rows of the tile times the scale; quanta: the same rows.
+template <class Act>
+inline void find_pairs(const PairBuffers& buffers, const PairRows& rows, const KeyTile& tile, const float* q,
+                       int64_t q_stride, const Quantum* quanta, const CandidateScale& scale, int64_t width,
+                       bool has_key_bias) {
+    find_candidates(buffers.bits, quanta, buffers.slot_quanta, scale.quanta, scale.slack(), rows.most, rows.groups(),
+                    tile.panels());
+    const Entries candidates{buffers.entries.start, buffers.candidates};
+    list_candidates(candidates.start, candidates.place, buffers.bits, rows.seen, rows.count);
+    products_of_entries(buffers.scores, q, q_stride, buffers.keys, buffers.key_stride, width, candidates, rows.count);
+    int32_t count = 0;
+    for (int32_t i = 0, begin = 0; i < rows.count; ++i) {
+        const int32_t end = candidates.start[i + 1];
+        buffers.entries.start[i] = count;
+        for (int32_t e = begin; e < end; e += LANES) {
+            Vector score = load(buffers.scores + e);
+            if (has_key_bias) {
+                Vector bias{};
+                for (int lane = 0; lane < LANES; ++lane) bias[lane] = buffers.key_bias[candidates.place[e + lane]];
+                score += bias + rows.bias[i];
+            } else {
+                score += rows.bias[i];
+            }
+            count = append_nonzero<Act>(buffers, count, candidates.place + e, score, end - e < LANES ? end - e : LANES);
+        }
+        begin = end;
+    }
+    buffers.entries.start[rows.count] = count;
+    std::memset(buffers.entries.place + count, 0, 64);
+}
