@@ -131,15 +131,20 @@ inline void write_rows(const Tensor4& to, int64_t b, int64_t h, const int32_t* s
         std::memcpy(to.at(b, h, slots[j]), from + j * stride, sizeof(float) * width);
 }
 
+// sparse: a flag for each row that is read otherwise, or null.
 inline void begin_backward(const Gradient& gradient, const Rows& rows, const BackwardBuffers& buffers, float* d_q,
-                           int64_t b, int64_t h) {
+                           int64_t b, int64_t h, const uint8_t* sparse) {
     const Problem& problem = gradient.forward;
     const float scale = static_cast<float>(problem.scale);
     row_coefficients(gradient, rows, buffers, b, h);
-    copy_rows(buffers.q, buffers.q_stride, problem.q, b, h, 0, problem.queries, problem.width,
-              [=](int64_t) { return scale; });
-    copy_rows(buffers.d_out, buffers.out_stride, gradient.d_out, b, h, 0, problem.queries, problem.value_width,
-              [&](int64_t i) { return buffers.factor[i]; });
+    for (int64_t row = 0; row < problem.queries; row += QUERIES) {
+        const int64_t end = row + QUERIES < problem.queries ? row + QUERIES : problem.queries;
+        if (all_sparse(sparse == nullptr ? nullptr : sparse + row, end - row)) continue;
+        copy_rows(buffers.q + row * buffers.q_stride, buffers.q_stride, problem.q, b, h, row, end, problem.width,
+                  [=](int64_t) { return scale; });
+        copy_rows(buffers.d_out + row * buffers.out_stride, buffers.out_stride, gradient.d_out, b, h, row, end,
+                  problem.value_width, [&](int64_t i) { return buffers.factor[i]; });
+    }
     std::memset(d_q, 0, sizeof(float) * (round_up(problem.queries, ROWS) + ROWS) * buffers.d_q_stride);
 }
 
@@ -204,12 +209,13 @@ inline void backward_row(const Gradient& gradient, const Rows& rows, const Backw
     std::memcpy(buffers.saved_d_k, d_k, k_bytes);
     std::memcpy(buffers.saved_d_v, d_v, v_bytes);
     pack_backward(gradient.forward, rows, buffers, b, h, part);
-    backward_queries<Act, Logs>(gradient, rows, buffers, d_q, d_row_bias, query_tile(rows, b, h, row, row + 1, part), part);
+    backward_queries<Act, Logs>(gradient, rows, buffers, d_q, d_row_bias, query_tile(rows, b, h, row, row + 1, part, nullptr),
+                                part);
     std::memcpy(d_k, buffers.saved_d_k, k_bytes);
     std::memcpy(d_v, buffers.saved_d_v, v_bytes);
 }
 
-// One tile of keys against all dense rows; sparse: a flag for every QUERIES rows that are read otherwise, or null.
+// One tile of keys against all dense rows; sparse: a flag for each row that is read otherwise, or null.
 // Rows that see a part of it are read one by one where anything is not finite, as in forward.h.
 template <class Act, bool Logs>
 inline void backward_tile(const Gradient& gradient, const Rows& rows, const BackwardBuffers& buffers, float* d_q,
@@ -220,21 +226,23 @@ inline void backward_tile(const Gradient& gradient, const Rows& rows, const Back
     for (int64_t row = 0; row < problem.queries; row += QUERIES) {
         const int64_t row_end = row + QUERIES < problem.queries ? row + QUERIES : problem.queries;
         if (rows.visible(b, row_end - 1) <= tile.first) continue;
-        if (sparse != nullptr && sparse[row / QUERIES]) continue;
+        const uint8_t* flags = sparse == nullptr ? nullptr : sparse + row;
+        if (all_sparse(flags, row_end - row)) continue;
         if (rows.visible(b, row) < tile.first + tile.count &&
             !(all_finite(problem.k, b, h, slots, tile.count, problem.width) &&
               all_finite(problem.v, b, h, slots, tile.count, problem.value_width) &&
               all_finite(buffers.q + row * buffers.q_stride, buffers.q_stride, row_end - row, problem.width) &&
               all_finite(buffers.d_out + row * buffers.out_stride, buffers.out_stride, row_end - row, problem.value_width))) {
             for (int64_t i = row; i < row_end; ++i)
-                backward_row<Act, Logs>(gradient, rows, buffers, d_q, d_row_bias, b, h, i, tile);
+                if (flags == nullptr || !flags[i - row])
+                    backward_row<Act, Logs>(gradient, rows, buffers, d_q, d_row_bias, b, h, i, tile);
             packed = false;
             continue;
         }
         if (!packed) pack_backward(problem, rows, buffers, b, h, tile);
         packed = true;
         backward_queries<Act, Logs>(gradient, rows, buffers, d_q, d_row_bias,
-                                    query_tile(rows, b, h, row, row_end, tile), tile);
+                                    query_tile(rows, b, h, row, row_end, tile, flags), tile);
     }
 }
 
@@ -242,7 +250,7 @@ inline void backward_tile(const Gradient& gradient, const Rows& rows, const Back
 template <class Act, bool Logs>
 inline void backward_task(const Gradient& gradient, const Rows& rows, const BackwardBuffers& buffers, float* d_q,
                           float* d_row_bias, int64_t b, int64_t h, int32_t begin, int32_t end) {
-    begin_backward(gradient, rows, buffers, d_q, b, h);
+    begin_backward(gradient, rows, buffers, d_q, b, h, nullptr);
     for (int32_t first = begin; first < end; first += KEYS) {
         const KeyTile tile{first, end - first < KEYS ? end - first : KEYS};
         begin_keys(buffers);

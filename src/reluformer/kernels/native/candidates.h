@@ -40,26 +40,23 @@ struct CandidateScale {
     }
 };
 
-// One row or slot of `width` numbers and two more, at `to`, which has room for `quanta`.
-INLINE void quantize(Quantum* to, const float* from, float first, float second, const CandidateScale& scale) {
-    Vector squares{};
+// One row or slot, `times` its `width` numbers and two more, at `to`, which has room for `quanta`.
+inline void quantize(Quantum* to, const float* from, float times, float first, float second, const CandidateScale& scale) {
     int64_t c = 0;
-    for (; c + LANES <= scale.width; c += LANES) squares += load(from + c) * load(from + c);
-    float sum = total(squares);
-    for (int64_t rest = c; rest < scale.width; ++rest) sum += from[rest] * from[rest];
+    float sum = times * times * dot(from, from, scale.width);
     if (scale.biased) sum += first * first + second * second;
-    const float factor = sum > 1e-30f && sum < 1e30f ? LENGTH / std::sqrt(sum) : 0.0f;
+    const float length = sum > 1e-30f && sum < 1e30f ? LENGTH / std::sqrt(sum) : 0.0f, factor = times * length;
 #if SHORT_CANDIDATES
     using Number = int16_t;
     using Shorts = int16_t __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
     Number* numbers = reinterpret_cast<Number*>(to);
-    const auto put = [&](int64_t at, float x) { numbers[at] = static_cast<Number>(x * factor); };
+    const auto put = [&](int64_t at, float x) { numbers[at] = static_cast<Number>(x); };
 #else
     float* numbers = to;
-    const auto put = [&](int64_t at, float x) { numbers[at] = x * factor; };
+    const auto put = [&](int64_t at, float x) { numbers[at] = x; };
 #endif
     std::memset(to, 0, sizeof(Quantum) * scale.quanta);
-    if (factor == 0.0f) return;
+    if (!(length > 0.0f)) return;
 #if SHORT_CANDIDATES
     for (c = 0; c + LANES <= scale.width; c += LANES)
         *reinterpret_cast<Shorts*>(numbers + c) =
@@ -67,16 +64,17 @@ INLINE void quantize(Quantum* to, const float* from, float first, float second, 
 #else
     for (c = 0; c + LANES <= scale.width; c += LANES) store(numbers + c, load(from + c) * factor);
 #endif
-    for (; c < scale.width; ++c) put(c, from[c]);
-    if (scale.biased) put(scale.width, first), put(scale.width + 1, second);
+    for (; c < scale.width; ++c) put(c, from[c] * factor);
+    if (scale.biased) put(scale.width, first * length), put(scale.width + 1, second * length);
 }
 
 // Slots as panels: [panel of WIDTH slots][quantum][WIDTH], zeros past the last slot.
-inline void quantize_slots(Quantum* to, Quantum* one, const float* keys, int64_t stride, const float* key_bias,
-                           int32_t count, const CandidateScale& scale) {
+inline void quantize_slots(Quantum* to, Quantum* one, const Tensor4& keys, const float* key_bias, int64_t b, int64_t h,
+                           const int32_t* slots, int32_t count, const CandidateScale& scale) {
     std::memset(to, 0, sizeof(Quantum) * round_up(count, WIDTH) * scale.quanta);
     for (int32_t j = 0; j < count; ++j) {
-        quantize(one, keys + j * stride, scale.row_bias, key_bias == nullptr ? 0.0f : key_bias[j] / scale.key_bias, scale);
+        const float bias = key_bias == nullptr ? 0.0f : key_bias[slots[j]] / scale.key_bias;
+        quantize(one, keys.at(b, h, slots[j]), 1.0f, scale.row_bias, bias, scale);
         Quantum* column = to + j / WIDTH * WIDTH * scale.quanta + j % WIDTH;
         for (int64_t p = 0; p < scale.quanta; ++p) column[p * WIDTH] = one[p];
     }

@@ -106,7 +106,7 @@ inline void forward_queries(const Problem& problem, const Rows& rows, const Forw
                           problem.value_width, queries, tile, live);
 }
 
-// The dense rows of a task against one tile of keys. sparse: a flag for every QUERIES rows that are read otherwise, or null.
+// The dense rows of a task against one tile of keys. sparse: a flag for each row that is read otherwise, or null.
 //
 // A block also multiplies what a row does not see, by zero, which is not nothing where a value is not finite. Then the
 // rows that see a part of the tile are read one by one, each with no more of it than it sees; the sums are the same.
@@ -117,22 +117,24 @@ inline void forward_tile(const Problem& problem, const Rows& rows, const Forward
     for (int64_t row = begin; row < end; row += QUERIES) {
         const int64_t row_end = row + QUERIES < end ? row + QUERIES : end;
         if (rows.visible(b, row_end - 1) <= tile.first) continue;
-        if (sparse != nullptr && sparse[(row - begin) / QUERIES]) continue;
+        const uint8_t* flags = sparse == nullptr ? nullptr : sparse + (row - begin);
+        if (all_sparse(flags, row_end - row)) continue;
         if (rows.visible(b, row) < tile.first + tile.count &&
             !all_finite(problem.v, b, h, rows.slots(b) + tile.first, tile.count, problem.value_width)) {
             for (int64_t i = row; i < row_end; ++i) {
                 const int32_t seen = rows.visible(b, i) - tile.first;
-                if (seen <= 0) continue;
+                if (seen <= 0 || (flags != nullptr && flags[i - row])) continue;
                 const KeyTile part{tile.first, seen < tile.count ? seen : tile.count};
                 pack_forward(problem, rows, buffers, b, h, part);
-                forward_queries<Act>(problem, rows, buffers, i - begin, query_tile(rows, b, h, i, i + 1, part), part);
+                forward_queries<Act>(problem, rows, buffers, i - begin, query_tile(rows, b, h, i, i + 1, part, nullptr),
+                                     part);
             }
             packed = false;
             continue;
         }
         if (!packed) pack_forward(problem, rows, buffers, b, h, tile);
         packed = true;
-        forward_queries<Act>(problem, rows, buffers, row - begin, query_tile(rows, b, h, row, row_end, tile), tile);
+        forward_queries<Act>(problem, rows, buffers, row - begin, query_tile(rows, b, h, row, row_end, tile, flags), tile);
     }
 }
 

@@ -94,7 +94,7 @@ void clear_hidden(const Gradient& gradient) {
 // Into how many stretches the keys of a head are divided. It decides in which order shares are added up, so it
 // depends on the shape alone, never on the number of threads.
 int64_t key_parts(const Problem& problem) {
-    const int64_t heads = problem.batches * problem.heads, tasks = 8, shortest = 768;
+    const int64_t heads = problem.batches * problem.heads, tasks = 8, shortest = heads == 1 ? 384 : 768;
     const int64_t wanted = (tasks + heads - 1) / heads, most = problem.slots / shortest;
     return wanted < most ? wanted : (most > 1 ? most : 1);
 }
@@ -159,25 +159,64 @@ void run_moments(const Moments& moments) {
 }
 
 // Whether a read may have sparse rows.
-bool may_be_sparse(const Problem& problem, const Sparse& sparse) {
-    if (problem.activation == SIGMOID || sparse.mode == DENSE) return false;
-    return sparse.mode == SPARSE || problem.queries > FEW;
+bool may_be_sparse(const Problem& problem, int64_t mode, int64_t sequence) {
+    if (problem.activation == SIGMOID || mode == DENSE) return false;
+    return mode == SPARSE || sequence > FEW;
 }
 
-void run_sparse_forward(const Problem& problem, const Sparse& sparse) {
+// A batch that shares one memory, as one long sequence. False where it is not laid out for that.
+bool join_batch(Problem& problem) {
+    const int64_t queries = problem.queries, items = problem.batches;
+    const auto joined4 = [&](const Tensor4& tensor) { return items <= 1 || tensor.batch == queries * tensor.row; };
+    const auto joined3 = [&](const Tensor3& tensor) {
+        return items <= 1 || tensor.data == nullptr || tensor.batch == queries;
+    };
+    if (problem.heads != 1 || problem.causal || problem.key_mask != nullptr) return false;
+    if (items > 1 && (problem.k.batch != 0 || problem.v.batch != 0)) return false;
+    if (items > 1 && problem.key_bias.data != nullptr && problem.key_bias.batch != 0) return false;
+    if (!joined4(problem.q) || !joined4(problem.out)) return false;
+    for (const Tensor3* rows : {&problem.row_bias, &problem.sum, &problem.mean_log, &problem.row_sum, &problem.entropy,
+                                &problem.zero_fraction})
+        if (!joined3(*rows)) return false;
+    problem.queries *= items;
+    problem.batches = 1;
+    return true;
+}
+
+bool join_batch(Gradient& gradient) {
+    const int64_t queries = gradient.forward.queries, items = gradient.forward.batches;
+    if (items > 1) {
+        for (const Tensor4* rows : {&gradient.d_out, &gradient.d_q})
+            if (rows->batch != queries * rows->row) return false;
+        for (const Tensor3* rows : {&gradient.d_row_sum, &gradient.d_entropy, &gradient.d_row_bias})
+            if (rows->data != nullptr && rows->batch != queries) return false;
+        if (gradient.d_k.batch != 0 || gradient.d_v.batch != 0) return false;
+        if (gradient.d_key_bias.data != nullptr && gradient.d_key_bias.batch != 0) return false;
+    }
+    return join_batch(gradient.forward);
+}
+
+// False where the layout does not fit the mode.
+bool run_sparse_forward(Problem problem, const Sparse& sparse) {
+    const int64_t mode = sparse.mode & ~SHARED, sequence = problem.queries;
+    if ((sparse.mode & SHARED) && !join_batch(problem)) return false;
     SparseReport report{};
-    const SparseRun run{sparse.mode, PairList(problem, sparse), &report};
+    const SparseRun run{mode, sequence, PairList(problem, sparse), &report};
     run.list.clear();
-    run_forward(problem, may_be_sparse(problem, sparse) ? &run : nullptr);
+    run_forward(problem, may_be_sparse(problem, mode, sequence) ? &run : nullptr);
     report.needed += run.list.index_bytes();
     report.used = run.list.used_bytes();
     if (sparse.report != nullptr) *sparse.report = report;
+    return true;
 }
 
-void run_sparse_backward(const Gradient& gradient, const Sparse& sparse) {
+bool run_sparse_backward(Gradient gradient, const Sparse& sparse) {
+    const int64_t mode = sparse.mode & ~SHARED, sequence = gradient.forward.queries;
+    if ((sparse.mode & SHARED) && !join_batch(gradient)) return false;
     SparseReport report{};
-    const SparseRun run{sparse.mode, PairList(gradient.forward, sparse), &report};
-    run_backward(gradient, may_be_sparse(gradient.forward, sparse) ? &run : nullptr);
+    const SparseRun run{mode, sequence, PairList(gradient.forward, sparse), &report};
+    run_backward(gradient, may_be_sparse(gradient.forward, mode, sequence) ? &run : nullptr);
+    return true;
 }
 
 // 0, or 1 where memory ran out.
@@ -223,13 +262,17 @@ EXPORT int64_t reluformer_backward(const Gradient* gradient) {
     return guarded([&] { run_backward(*gradient, nullptr); });
 }
 
-// The same with sparse rows. The caller keeps the list until the backward pass.
+// The same with sparse rows. The caller keeps the list until the backward pass. 2: the layout does not fit the mode.
 EXPORT int64_t reluformer_sparse_forward(const Problem* problem, const Sparse* sparse) {
-    return guarded([&] { run_sparse_forward(*problem, *sparse); });
+    bool fits = true;
+    const int64_t status = guarded([&] { fits = run_sparse_forward(*problem, *sparse); });
+    return fits ? status : 2;
 }
 
 EXPORT int64_t reluformer_sparse_backward(const Gradient* gradient, const Sparse* sparse) {
-    return guarded([&] { run_sparse_backward(*gradient, *sparse); });
+    bool fits = true;
+    const int64_t status = guarded([&] { fits = run_sparse_backward(*gradient, *sparse); });
+    return fits ? status : 2;
 }
 
 EXPORT int64_t reluformer_moments(const Moments* moments) {

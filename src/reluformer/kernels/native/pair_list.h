@@ -74,6 +74,7 @@ class PairList {
 // One read with sparse rows: what was asked for, the list, and what all tasks add up.
 struct SparseRun {
     int64_t mode;
+    int64_t sequence;  // queries of one sequence; a head may hold several, one after the other
     PairList list;
     SparseReport* report;  // never null
 

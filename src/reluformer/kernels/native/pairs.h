@@ -1,10 +1,43 @@
 // Products over listed pairs alone: each costs as much as the pairs that it touches.
 //
 // A list is grouped: entries start[i] .. start[i + 1] belong to line i, and place[e] is the other side of entry e. With
-// rows as lines places are slots; transposed it is the other way round. All matrices have whole vectors of columns.
+// rows as lines places are slots; transposed it is the other way round.
 #pragma once
 
-constexpr int VECTORS = 8;  // columns of a product that stay in registers, in vectors
+constexpr int VECTORS = LANES == 16 ? 4 : 8;  // vectors of a line that stay in registers; more find too little cache
+constexpr int64_t STRETCH = VECTORS * LANES;
+
+// The lines of a tile, in stretches of STRETCH columns, each of them whole vectors: column c of line i is at
+// data[c / STRETCH * step + i * stride + c % STRETCH]. A plain matrix has step == STRETCH. Where lines are read in any
+// order, a stretch of all of them should lie close together.
+struct Lines {
+    float* data;
+    int64_t stride, step;
+
+    static Lines plain(float* data, int64_t stride) { return {data, stride, STRETCH}; }
+    // Of `count` lines next to each other.
+    static Lines close(float* data, int64_t width, int64_t count) {
+        const int64_t stride = width < STRETCH ? round_up(width, LANES) : STRETCH;
+        return {data, stride, stride * count};
+    }
+    static int64_t close_floats(int64_t width, int64_t count) {
+        return width < STRETCH ? round_up(width, LANES) * count : round_up(width, STRETCH) * count;
+    }
+    float* at(int64_t line, int64_t column) const { return data + column / STRETCH * step + line * stride; }
+    Lines from(int64_t line) const { return {data + line * stride, stride, step}; }
+
+    // Line i becomes `row` times a factor, with zeros up to a whole vector.
+    void set(int64_t i, const float* row, int64_t width, float factor = 1.0f) const {
+        for (int64_t first = 0; first < width; first += STRETCH) {
+            const int64_t here = width - first < STRETCH ? width - first : STRETCH;
+            float* to = at(i, first);
+            int64_t c = 0;
+            for (; c + LANES <= here; c += LANES) store(to + c, load(row + first + c) * factor);
+            if (c == here) continue;
+            for (int64_t rest = c; rest < c + LANES; ++rest) to[rest] = rest < here ? row[first + rest] * factor : 0.0f;
+        }
+    }
+};
 
 struct Entries {
     int32_t* start;
@@ -71,56 +104,66 @@ INLINE void line_products(float* out, const float* line, const float* other, int
     }
 }
 
-// Calls visit(number of vectors, first column) for stretches of at most VECTORS vectors of columns.
+// Calls visit(number of vectors, first column) for every stretch of columns.
 template <class Visit>
-INLINE void for_columns(int64_t width, const Visit& visit) {
-    for (int64_t column = 0; column < width; column += VECTORS * LANES) {
-        switch ((width - column + LANES - 1) / LANES) {
-            case 1: visit(std::integral_constant<int, 1>(), column); break;
-            case 2: visit(std::integral_constant<int, 2>(), column); break;
-            case 3: visit(std::integral_constant<int, 3>(), column); break;
-            case 4: visit(std::integral_constant<int, 4>(), column); break;
-            case 5: visit(std::integral_constant<int, 5>(), column); break;
-            case 6: visit(std::integral_constant<int, 6>(), column); break;
-            case 7: visit(std::integral_constant<int, 7>(), column); break;
-            default: visit(std::integral_constant<int, VECTORS>(), column);
+INLINE void for_stretches(int64_t width, const Visit& visit) {
+    for (int64_t column = 0; column < width; column += STRETCH) {
+        const int64_t vectors = (width - column + LANES - 1) / LANES;
+        if (vectors >= VECTORS) {
+            visit(std::integral_constant<int, VECTORS>(), column);
+        } else if constexpr (VECTORS == 4) {
+            switch (vectors) {
+                case 1: visit(std::integral_constant<int, 1>(), column); break;
+                case 2: visit(std::integral_constant<int, 2>(), column); break;
+                default: visit(std::integral_constant<int, 3>(), column);
+            }
+        } else {
+            switch (vectors) {
+                case 1: visit(std::integral_constant<int, 1>(), column); break;
+                case 2: visit(std::integral_constant<int, 2>(), column); break;
+                case 3: visit(std::integral_constant<int, 3>(), column); break;
+                case 4: visit(std::integral_constant<int, 4>(), column); break;
+                case 5: visit(std::integral_constant<int, 5>(), column); break;
+                case 6: visit(std::integral_constant<int, 6>(), column); break;
+                default: visit(std::integral_constant<int, 7>(), column);
+            }
         }
     }
 }
 
 // out[e] = lines[i] . other[place e] for the entries e of each line i.
-inline void products_of_entries(float* out, const float* lines, int64_t line_stride, const float* other, int64_t stride,
-                                int64_t width, const Entries& entries, int32_t count) {
+inline void products_of_entries(float* out, const Lines& lines, const Lines& other, int64_t width,
+                                const Entries& entries, int32_t count) {
     if (width == 0) std::memset(out, 0, sizeof(float) * entries.start[count]);
-    for_columns(width, [&](auto vectors, int64_t column) {
+    for_stretches(width, [&](auto vectors, int64_t column) {
         constexpr int N = decltype(vectors)::value;
+        const float* from = other.at(0, column);
         for (int32_t i = 0; i < count; ++i) {
-            const float* line = lines + i * line_stride + column;
             const int32_t begin = entries.start[i], end = entries.start[i + 1];
             if (column == 0) {
-                line_products<N, false>(out, line, other, stride, entries.place, begin, end);
+                line_products<N, false>(out, lines.at(i, column), from, other.stride, entries.place, begin, end);
             } else {
-                line_products<N, true>(out, line, other + column, stride, entries.place, begin, end);
+                line_products<N, true>(out, lines.at(i, column), from, other.stride, entries.place, begin, end);
             }
         }
     });
 }
 
 // to[i] += sum of weights[e] * other[place e] over the entries e of each line i.
-inline void add_entries(float* to, int64_t to_stride, const float* weights, const float* other, int64_t stride,
-                        int64_t width, const Entries& entries, int32_t count) {
-    for_columns(width, [&](auto vectors, int64_t column) {
+inline void add_entries(const Lines& to, const float* weights, const Lines& other, int64_t width, const Entries& entries,
+                        int32_t count) {
+    for_stretches(width, [&](auto vectors, int64_t column) {
         constexpr int N = decltype(vectors)::value;
-        const float* from = other + column;
+        const float* from = other.at(0, column);
         for (int32_t i = 0; i < count; ++i) {
             const int32_t begin = entries.start[i], end = entries.start[i + 1];
             if (begin == end) continue;
-            float* line = to + i * to_stride + column;
+            float* line = to.at(i, column);
             Vector sums[N];
 #pragma GCC unroll 8
             for (int c = 0; c < N; ++c) sums[c] = load(line + c * LANES);
             for (int32_t e = begin; e < end; ++e) {
-                const float* y = from + entries.place[e] * stride;
+                const float* y = from + entries.place[e] * other.stride;
                 const float weight = weights[e];
 #pragma GCC unroll 8
                 for (int c = 0; c < N; ++c) sums[c] += weight * load(y + c * LANES);

@@ -67,7 +67,10 @@ struct Gradient {
 };
 
 // How a read with exact zeros is computed. The automatic choice looks at one row for every 96 (see sparse_rows.h).
-enum Mode : int64_t { AUTOMATIC = 0, DENSE = 1, SPARSE = 2 };
+// SHARED is added to a mode where all items of the batch read one memory of one head, as in a feed-forward layer: keys,
+// values and key biases, and their gradients, have batch stride 0; the gradients are summed over the batch. Then nothing
+// is hidden, and all that belongs to rows is contiguous along the batch.
+enum Mode : int64_t { AUTOMATIC = 0, DENSE = 1, SPARSE = 2, SHARED = 4 };
 
 // What a read reports, summed over all heads.
 struct SparseReport {

@@ -11,25 +11,48 @@
 struct SparseBackwardBuffers {
     BackwardBuffers dense;
     PairBuffers pairs;
-    float *values, *products, *d_scores;
+    Lines values;
+    float *q, *d_out;  // the sparse rows, PAIR_ROWS lines after the other
+    int64_t q_floats, out_floats;
+    float *products, *d_scores;
     Entries by_slot;
     float *weights_by_slot, *d_scores_by_slot;
-    uint8_t* sparse;  // a flag for every QUERIES rows
-    int64_t value_stride;
+    uint8_t* sparse;  // a flag a row
 
     SparseBackwardBuffers(Scratch& scratch, const Problem& problem)
         : dense(scratch, problem), pairs(scratch, problem, problem.queries) {
-        value_stride = round_up(problem.value_width, LANES);
-        values = scratch.take(PAIR_SLOTS * value_stride);
+        const int64_t tiles = (problem.queries + PAIR_ROWS - 1) / PAIR_ROWS;
+        values = PairBuffers::take_lines(scratch, problem.value_width, PAIR_SLOTS);
+        q_floats = Lines::close_floats(problem.width, PAIR_ROWS);
+        out_floats = Lines::close_floats(problem.value_width, PAIR_ROWS);
+        q = scratch.take(tiles * q_floats);
+        d_out = scratch.take(tiles * out_floats);
         products = scratch.take(PAIRS + 64);
         d_scores = scratch.take(PAIRS + 64);
         by_slot.start = PairBuffers::take<int32_t>(scratch, PAIR_SLOTS + 1);
         by_slot.place = PairBuffers::take<uint8_t>(scratch, PAIRS + 64);
         weights_by_slot = scratch.take(PAIRS + 64);
         d_scores_by_slot = scratch.take(PAIRS + 64);
-        sparse = PairBuffers::take<uint8_t>(scratch, problem.queries / QUERIES + 2);
+        sparse = PairBuffers::take<uint8_t>(scratch, problem.queries);
+    }
+
+    // The rows of the tile that begins at this one: q times the scale, and the gradient times the row's factor.
+    Lines q_of(int64_t row, int64_t width) const { return Lines::close(q + row / PAIR_ROWS * q_floats, width, PAIR_ROWS); }
+    Lines d_out_of(int64_t row, int64_t width) const {
+        return Lines::close(d_out + row / PAIR_ROWS * out_floats, width, PAIR_ROWS);
     }
 };
+
+inline void load_sparse_rows(const Gradient& gradient, const SparseBackwardBuffers& buffers, int64_t b, int64_t h) {
+    const Problem& problem = gradient.forward;
+    const float scale = static_cast<float>(problem.scale);
+    for (int64_t i = 0; i < problem.queries; ++i) {
+        if (!buffers.sparse[i]) continue;
+        buffers.q_of(i, problem.width).set(i % PAIR_ROWS, problem.q.at(b, h, i), problem.width, scale);
+        buffers.d_out_of(i, problem.value_width)
+            .set(i % PAIR_ROWS, gradient.d_out.at(b, h, i), problem.value_width, buffers.dense.factor[i]);
+    }
+}
 
 // A record of the list as the pairs of a tile.
 template <class Act>
@@ -75,18 +98,16 @@ inline void add_pair_gradients(const Gradient& gradient, const SparseBackwardBuf
     const BackwardBuffers& dense = buffers.dense;
     const PairBuffers& pairs = buffers.pairs;
     const Entries &by_row = pairs.entries, &by_slot = buffers.by_slot;
-    const float* d_out = dense.d_out + rows.first * dense.out_stride;
-    const float* q = dense.q + rows.first * dense.q_stride;
-    products_of_entries(buffers.products, d_out, dense.out_stride, buffers.values, buffers.value_stride,
-                        problem.value_width, by_row, rows.count);
+    const Lines q = buffers.q_of(rows.first, problem.width), d_out = buffers.d_out_of(rows.first, problem.value_width);
+    products_of_entries(buffers.products, d_out, buffers.values, problem.value_width, by_row, rows.count);
     pair_gradients<Act, Logs>(buffers, rows, gradient.d_row_bias.data == nullptr ? nullptr : d_row_bias);
-    add_entries(d_q + rows.first * dense.d_q_stride, dense.d_q_stride, buffers.d_scores, pairs.keys, pairs.key_stride,
-                problem.width, by_row, rows.count);
+    add_entries(Lines::plain(d_q, dense.d_q_stride).from(rows.first), buffers.d_scores, pairs.keys, problem.width, by_row,
+                rows.count);
     transpose_entries(by_slot, buffers.weights_by_slot, buffers.d_scores_by_slot, by_row, pairs.weights,
                       buffers.d_scores, rows.count, tile.count);
-    add_entries(dense.d_v, dense.d_v_stride, buffers.weights_by_slot, d_out, dense.out_stride, problem.value_width,
-                by_slot, tile.count);
-    add_entries(dense.d_k, dense.d_q_stride, buffers.d_scores_by_slot, q, dense.q_stride, problem.width, by_slot,
+    add_entries(Lines::plain(dense.d_v, dense.d_v_stride), buffers.weights_by_slot, d_out, problem.value_width, by_slot,
+                tile.count);
+    add_entries(Lines::plain(dense.d_k, dense.d_q_stride), buffers.d_scores_by_slot, q, problem.width, by_slot,
                 tile.count);
     if (gradient.d_key_bias.data == nullptr) return;
     for (int32_t j = 0; j < tile.count; ++j)
@@ -116,12 +137,12 @@ struct SparseRows {
         const int32_t* slots = rows.slots(b) + tile.first;
         bool loaded = false, quantized = false;
         for (int64_t row = 0; row < problem.queries; row += PAIR_ROWS) {
-            const uint8_t* sparse = buffers.sparse + row / QUERIES;
+            const uint8_t* sparse = buffers.sparse + row;
             const int64_t row_end = row + PAIR_ROWS < problem.queries ? row + PAIR_ROWS : problem.queries;
-            if (!(sparse[0] | sparse[1]) || rows.visible(b, row_end - 1) <= tile.first) continue;
+            if (!any_sparse(sparse, row_end - row) || rows.visible(b, row_end - 1) <= tile.first) continue;
             if (!loaded) {
                 load_keys(pairs, problem, b, h, slots, tile.count);
-                gather_rows(buffers.values, buffers.value_stride, problem.v, b, h, slots, tile.count, problem.value_width);
+                load_slots(buffers.values, problem.v, b, h, slots, tile.count, problem.value_width);
                 loaded = true;
             }
             const PairRows tile_rows = pair_rows(rows, b, h, row, row_end, tile, sparse);
@@ -129,13 +150,13 @@ struct SparseRows {
                 load_pairs<Act>(pairs, record, tile_rows.count);
             } else {
                 if (!rows_quantized)
-                    quantize_rows(pairs, rows, scale, buffers.dense.q, buffers.dense.q_stride, b, h, 0, problem.queries,
-                                  buffers.sparse);
-                if (!quantized) quantize_keys(pairs, problem, scale, tile.count);
+                    quantize_rows(pairs, problem, rows, scale, b, h, 0, problem.queries, buffers.sparse);
+                if (!quantized)
+                    quantize_slots(pairs.slot_quanta, pairs.one_quanta, problem.k, problem.key_bias.at(b, h), b, h, slots,
+                                   tile.count, scale);
                 rows_quantized = quantized = true;
-                find_pairs<Act>(pairs, tile_rows, tile, buffers.dense.q + row * buffers.dense.q_stride,
-                                buffers.dense.q_stride, pairs.row_quanta + row * scale.quanta, scale, problem.width,
-                                problem.key_bias.data != nullptr);
+                find_pairs<Act>(pairs, tile_rows, tile, buffers.q_of(row, problem.width),
+                                pairs.row_quanta + row * scale.quanta, scale, problem.key_bias.data != nullptr);
             }
             add_pair_gradients<Act, Logs>(gradient, buffers, tile_rows, tile, d_q, d_row_bias);
         }
@@ -147,8 +168,9 @@ inline void sparse_backward_task(const Gradient& gradient, const Rows& rows, con
                                  const SparseBackwardBuffers& buffers, float* d_q, float* d_row_bias, int64_t b,
                                  int64_t h, int32_t begin, int32_t end) {
     const Problem& problem = gradient.forward;
-    begin_backward(gradient, rows, buffers.dense, d_q, b, h);
-    const bool any = choose_rows(buffers.sparse, problem, rows, run.mode, b, h, 0, problem.queries);
+    const bool any = choose_rows(buffers.sparse, problem, rows, run, b, h, 0, problem.queries);
+    begin_backward(gradient, rows, buffers.dense, d_q, b, h, buffers.sparse);
+    if (any) load_sparse_rows(gradient, buffers, b, h);
     SparseRows sparse_rows(gradient, rows, run, buffers, b, h);
     for (int32_t first = begin; first < end; first += KEYS) {
         const KeyTile tile{first, end - first < KEYS ? end - first : KEYS};

@@ -5,15 +5,13 @@
 struct SparseForwardBuffers {
     ForwardBuffers dense;
     PairBuffers pairs;
-    float* values;
-    uint8_t* sparse;  // a flag for every QUERIES rows
-    int64_t value_stride;
+    Lines values;
+    uint8_t* sparse;  // a flag a row
 
     SparseForwardBuffers(Scratch& scratch, const Problem& problem, int64_t rows)
         : dense(scratch, problem, rows), pairs(scratch, problem, rows) {
-        value_stride = round_up(problem.value_width, LANES);
-        values = scratch.take(PAIR_SLOTS * value_stride);
-        sparse = PairBuffers::take<uint8_t>(scratch, rows / QUERIES + 2);
+        values = PairBuffers::take_lines(scratch, problem.value_width, PAIR_SLOTS);
+        sparse = PairBuffers::take<uint8_t>(scratch, rows);
     }
 };
 
@@ -57,18 +55,19 @@ inline void sparse_forward_tile(const Problem& problem, const Rows& rows, const 
     const PairBuffers& pairs = buffers.pairs;
     bool loaded = false;
     for (int64_t row = begin; row < end; row += PAIR_ROWS) {
-        const uint8_t* sparse = buffers.sparse + (row - begin) / QUERIES;
         const int64_t row_end = row + PAIR_ROWS < end ? row + PAIR_ROWS : end, at = row - begin;
-        if (!(sparse[0] | sparse[1]) || rows.visible(b, row_end - 1) <= tile.first) continue;
+        const uint8_t* sparse = buffers.sparse + at;
+        if (!any_sparse(sparse, row_end - row) || rows.visible(b, row_end - 1) <= tile.first) continue;
         if (!loaded) {
             load_keys(pairs, problem, b, h, slots, tile.count);
-            quantize_keys(pairs, problem, scale, tile.count);
-            gather_rows(buffers.values, buffers.value_stride, problem.v, b, h, slots, tile.count, problem.value_width);
+            quantize_slots(pairs.slot_quanta, pairs.one_quanta, problem.k, problem.key_bias.at(b, h), b, h, slots,
+                           tile.count, scale);
+            load_slots(buffers.values, problem.v, b, h, slots, tile.count, problem.value_width);
             loaded = true;
         }
         const PairRows tile_rows = pair_rows(rows, b, h, row, row_end, tile, sparse);
-        find_pairs<Act>(pairs, tile_rows, tile, buffers.dense.q + at * buffers.dense.q_stride, buffers.dense.q_stride,
-                        pairs.row_quanta + at * scale.quanta, scale, problem.width, problem.key_bias.data != nullptr);
+        find_pairs<Act>(pairs, tile_rows, tile, Lines::plain(buffers.dense.q, buffers.dense.q_stride).from(at),
+                        pairs.row_quanta + at * scale.quanta, scale, problem.key_bias.data != nullptr);
         const int32_t found = pairs.entries.start[tile_rows.count];
         run.add(&SparseReport::nonzero_pairs, found);
         run.add(&SparseReport::needed, PairList::record_bytes(found));
@@ -78,33 +77,20 @@ inline void sparse_forward_tile(const Problem& problem, const Rows& rows, const 
         } else if (sums) {
             add_pair_sums<false>(buffers.dense, pairs, tile_rows.count, at);
         }
-        add_entries(buffers.dense.out + at * buffers.dense.out_stride, buffers.dense.out_stride, pairs.weights,
-                    buffers.values, buffers.value_stride, problem.value_width, pairs.entries, tile_rows.count);
+        add_entries(Lines::plain(buffers.dense.out, buffers.dense.out_stride).from(at), pairs.weights, buffers.values,
+                    problem.value_width, pairs.entries, tile_rows.count);
     }
-}
-
-// Sets the flags of rows begin .. end; whether any is set.
-inline bool choose_rows(uint8_t* sparse, const Problem& problem, const Rows& rows, int64_t mode, int64_t b, int64_t h,
-                        int64_t begin, int64_t end) {
-    bool any = false;
-    for (int64_t row = begin; row < end; row += QUERIES, ++sparse) {
-        *sparse = reads_sparsely(problem, rows, mode, b, h, row);
-        any |= *sparse != 0;
-    }
-    *sparse = 0;  // the second half of the last tile of pairs may have no rows
-    return any;
 }
 
 template <class Act>
 inline void sparse_forward_task(const Problem& problem, const Rows& rows, const SparseRun& run,
                                 const SparseForwardBuffers& buffers, int64_t b, int64_t h, int64_t begin, int64_t end) {
     begin_rows(problem, buffers.dense, b, h, begin, end);
-    const bool any = choose_rows(buffers.sparse, problem, rows, run.mode, b, h, begin, end);
+    const bool any = choose_rows(buffers.sparse, problem, rows, run, b, h, begin, end);
     const CandidateScale scale = candidate_scale(problem, rows, b, h);
-    if (any)
-        quantize_rows(buffers.pairs, rows, scale, buffers.dense.q, buffers.dense.q_stride, b, h, begin, end, buffers.sparse);
+    if (any) quantize_rows(buffers.pairs, problem, rows, scale, b, h, begin, end, buffers.sparse);
     int64_t pairs[2] = {0, 0};
-    for (int64_t i = begin; i < end; ++i) pairs[buffers.sparse[(i - begin) / QUERIES]] += rows.visible(b, i);
+    for (int64_t i = begin; i < end; ++i) pairs[buffers.sparse[i - begin]] += rows.visible(b, i);
     run.add(&SparseReport::dense_pairs, pairs[0]);
     run.add(&SparseReport::sparse_pairs, pairs[1]);
     const int32_t all = rows.visible(b, end - 1);

@@ -1,7 +1,23 @@
 // Which rows are read sparsely, and the nonzero pairs of a tile of them.
 //
-// Rows are chosen QUERIES at a time, by the first of them alone: it is a row of the sequence whenever any of them is,
-// so the choice does not depend on how far a sequence was padded, nor on any other sequence.
+// A rule with exact zeros gives most pairs of a query and a slot no weight. A sparse read finds the others, and all that
+// follows touches them alone: one product in the forward pass and all four in the backward pass. For each tile of
+// PAIR_ROWS queries and PAIR_SLOTS visible slots:
+//
+//   1. candidates.h   A product of small integers marks the pairs whose score may be positive. It is twice as fast as
+//                     the product of floats, its error is bounded, and few pairs are marked in vain.
+//   2. here           The marked pairs become a list by row. Their scores are computed in float32, biases are added, the
+//                     activation is applied, and pairs without a weight are dropped. So the result is exact.
+//   3. forward        Row sums and statistics come from the list, and each row adds up the values of its slots.
+//                     pair_list.h keeps the list for the backward pass, or a part of it, within a limit of the caller.
+//   4. backward       The list is loaded, or found again, which gives the same bits. Each row multiplies its gradient
+//                     with the values of its slots and adds up their keys; then the list is sorted by slot, and each
+//                     slot adds up the queries and gradients of its rows. No sum is scattered.
+//
+// Tasks and their order are those of the dense read, so one thread and many give the same bits.
+//
+// Rows of one sequence are chosen QUERIES at a time, by the first of them alone: it is a row of the sequence whenever any
+// of them is, so the choice does not depend on how far a sequence was padded, nor on any other sequence.
 #pragma once
 
 static_assert(PAIR_ROWS == 2 * QUERIES && PAIR_SLOTS == KEYS, "sparse tiles are made of dense ones");
@@ -15,7 +31,7 @@ inline bool reads_sparsely(const Problem& problem, const Rows& rows, int64_t mod
     if (mode == DENSE || problem.activation == SIGMOID) return false;
     if (mode == SPARSE) return true;
     const int64_t visible = rows.visible(b, first);
-    if (visible < LEAST_VISIBLE || problem.queries <= FEW) return false;
+    if (visible < LEAST_VISIBLE) return false;
     const float* key_bias = problem.key_bias.at(b, h);
     const float row_bias = rows.bias(b, h, first), scale = static_cast<float>(problem.scale);
     int32_t nonzero = 0;
@@ -25,6 +41,24 @@ inline bool reads_sparsely(const Problem& problem, const Rows& rows, int64_t mod
         nonzero += scale * dot(problem.q.at(b, h, first), problem.k.at(b, h, slot), problem.width) + bias > 0.0f;
     }
     return nonzero <= SAMPLED_NONZERO;
+}
+
+INLINE bool any_sparse(const uint8_t* sparse, int64_t count) {
+    return std::memchr(sparse, 1, static_cast<size_t>(count)) != nullptr;
+}
+
+// Sets the flags of rows begin .. end of a head; whether any is set.
+inline bool choose_rows(uint8_t* sparse, const Problem& problem, const Rows& rows, const SparseRun& run, int64_t b,
+                        int64_t h, int64_t begin, int64_t end) {
+    int64_t decided = -1;
+    bool choice = false;
+    for (int64_t i = begin; i < end; ++i) {
+        const int64_t place = i % run.sequence, first = i - place % QUERIES;
+        if (first != decided) choice = reads_sparsely(problem, rows, run.mode, b, h, first);
+        decided = first;
+        sparse[i - begin] = choice;
+    }
+    return any_sparse(sparse, end - begin);
 }
 
 // About how long the rows of a tensor are: the mean of a few.
@@ -55,7 +89,7 @@ struct PairRows {
     int32_t groups() const { return (count + ROWS - 1) / ROWS; }
 };
 
-// sparse: a flag for every QUERIES rows from `first` on.
+// sparse: a flag a row from `first` on.
 inline PairRows pair_rows(const Rows& rows, int64_t b, int64_t h, int64_t first, int64_t end, const KeyTile& keys,
                           const uint8_t* sparse) {
     PairRows tile;
@@ -63,7 +97,7 @@ inline PairRows pair_rows(const Rows& rows, int64_t b, int64_t h, int64_t first,
     tile.count = static_cast<int32_t>(end - first < PAIR_ROWS ? end - first : PAIR_ROWS);
     std::memset(tile.most, 0, sizeof tile.most);
     for (int32_t i = 0; i < PAIR_ROWS; ++i) {
-        const bool reads = i < tile.count && sparse[i / QUERIES];
+        const bool reads = i < tile.count && sparse[i];
         const int32_t seen = reads ? rows.visible(b, first + i) - keys.first : 0;
         tile.seen[i] = seen < 0 ? 0 : (seen > keys.count ? keys.count : seen);
         tile.bias[i] = reads ? rows.bias(b, h, first + i) : 0.0f;
@@ -72,9 +106,10 @@ inline PairRows pair_rows(const Rows& rows, int64_t b, int64_t h, int64_t first,
     return tile;
 }
 
-// What finding the pairs of tiles needs: the keys of a tile as rows, and memory for a list.
+// What finding the pairs of tiles needs: the keys of a tile, and memory for a list.
 struct PairBuffers {
-    float *keys, *key_bias;
+    Lines keys;
+    float* key_bias;
     Quantum *row_quanta, *slot_quanta, *one_quanta;
     uint64_t* bits;
     uint8_t* candidates;
@@ -82,12 +117,10 @@ struct PairBuffers {
     // The list: what is kept of each pair, and its weight where that is something else.
     Entries entries;
     float *kept, *weights;
-    int64_t key_stride;
 
     PairBuffers(Scratch& scratch, const Problem& problem, int64_t rows) {
         const int64_t quanta = CandidateScale(problem.width, true, 1.0f, 1.0f).quanta;
-        key_stride = round_up(problem.width, LANES);
-        keys = scratch.take(PAIR_SLOTS * key_stride);
+        keys = take_lines(scratch, problem.width, PAIR_SLOTS);
         key_bias = scratch.take(PAIR_SLOTS);
         row_quanta = take<Quantum>(scratch, round_up(rows, PAIR_ROWS) * quanta);
         slot_quanta = take<Quantum>(scratch, PAIR_SLOTS * quanta);
@@ -105,44 +138,41 @@ struct PairBuffers {
     static T* take(Scratch& scratch, int64_t count) {
         return reinterpret_cast<T*>(scratch.take((count * static_cast<int64_t>(sizeof(T)) + 3) / 4));
     }
+    static Lines take_lines(Scratch& scratch, int64_t width, int64_t count) {
+        return Lines::close(scratch.take(Lines::close_floats(width, count)), width, count);
+    }
 };
 
-// Rows of a tensor next to each other, zeros up to `stride`.
-inline void gather_rows(float* to, int64_t stride, const Tensor4& from, int64_t b, int64_t h, const int32_t* slots,
-                        int32_t count, int64_t width) {
-    for (int32_t j = 0; j < count; ++j, to += stride) {
-        std::memcpy(to, from.at(b, h, slots[j]), sizeof(float) * width);
-        std::memset(to + width, 0, sizeof(float) * (stride - width));
-    }
-}
-
-// The rows that `sparse` marks, as candidates want them. q: rows begin .. end, times the scale.
-inline void quantize_rows(const PairBuffers& buffers, const Rows& rows, const CandidateScale& scale, const float* q,
-                          int64_t q_stride, int64_t b, int64_t h, int64_t begin, int64_t end, const uint8_t* sparse) {
-    const int64_t padded = round_up(end - begin, ROWS);
-    for (int64_t i = 0; i < padded; ++i) {
-        Quantum* to = buffers.row_quanta + i * scale.quanta;
-        if (begin + i < end && sparse[i / QUERIES]) {
-            quantize(to, q + i * q_stride, rows.bias(b, h, begin + i) / scale.row_bias, scale.key_bias, scale);
-        } else {
-            std::memset(to, 0, sizeof(Quantum) * scale.quanta);
-        }
-    }
+// The slots of a tile as lines.
+inline void load_slots(const Lines& to, const Tensor4& from, int64_t b, int64_t h, const int32_t* slots, int32_t count,
+                       int64_t width) {
+    for (int32_t j = 0; j < count; ++j) to.set(j, from.at(b, h, slots[j]), width);
 }
 
 // Keys of a tile and their biases.
 inline void load_keys(const PairBuffers& buffers, const Problem& problem, int64_t b, int64_t h, const int32_t* slots,
                       int32_t count) {
     const float* key_bias = problem.key_bias.at(b, h);
-    gather_rows(buffers.keys, buffers.key_stride, problem.k, b, h, slots, count, problem.width);
+    load_slots(buffers.keys, problem.k, b, h, slots, count, problem.width);
     if (key_bias != nullptr)
         for (int32_t j = 0; j < count; ++j) buffers.key_bias[j] = key_bias[slots[j]];
 }
 
-// The same keys, as candidates want them.
-inline void quantize_keys(const PairBuffers& buffers, const Problem& problem, const CandidateScale& scale, int32_t count) {
-    quantize_slots(buffers.slot_quanta, buffers.one_quanta, buffers.keys, buffers.key_stride,
-                   problem.key_bias.data == nullptr ? nullptr : buffers.key_bias, count, scale);
+// The rows begin .. end that `sparse` marks, as candidates want them.
+inline void quantize_rows(const PairBuffers& buffers, const Problem& problem, const Rows& rows,
+                          const CandidateScale& scale, int64_t b, int64_t h, int64_t begin, int64_t end,
+                          const uint8_t* sparse) {
+    const float times = static_cast<float>(problem.scale);
+    const int64_t padded = round_up(end - begin, ROWS);
+    for (int64_t i = 0; i < padded; ++i) {
+        Quantum* to = buffers.row_quanta + i * scale.quanta;
+        if (begin + i < end && sparse[i]) {
+            const float bias = rows.bias(b, h, begin + i) / scale.row_bias;
+            quantize(to, problem.q.at(b, h, begin + i), times, bias, scale.key_bias, scale);
+        } else {
+            std::memset(to, 0, sizeof(Quantum) * scale.quanta);
+        }
+    }
 }
 
 // Appends those of `here` <= LANES pairs whose weight is not zero to the list, which holds `count`; how many it holds then.
@@ -185,14 +215,13 @@ INLINE int32_t append_nonzero(const PairBuffers& buffers, int32_t count, const u
 
 // The nonzero pairs of a tile, by row. q: the rows of the tile times the scale; quanta: the same rows.
 template <class Act>
-inline void find_pairs(const PairBuffers& buffers, const PairRows& rows, const KeyTile& tile, const float* q,
-                       int64_t q_stride, const Quantum* quanta, const CandidateScale& scale, int64_t width,
-                       bool has_key_bias) {
+inline void find_pairs(const PairBuffers& buffers, const PairRows& rows, const KeyTile& tile, const Lines& q,
+                       const Quantum* quanta, const CandidateScale& scale, bool has_key_bias) {
     find_candidates(buffers.bits, quanta, buffers.slot_quanta, scale.quanta, scale.slack(), rows.most, rows.groups(),
                     tile.panels());
     const Entries candidates{buffers.entries.start, buffers.candidates};
     list_candidates(candidates.start, candidates.place, buffers.bits, rows.seen, rows.count);
-    products_of_entries(buffers.scores, q, q_stride, buffers.keys, buffers.key_stride, width, candidates, rows.count);
+    products_of_entries(buffers.scores, q, buffers.keys, scale.width, candidates, rows.count);
     int32_t count = 0;
     for (int32_t i = 0, begin = 0; i < rows.count; ++i) {
         const int32_t end = candidates.start[i + 1];

@@ -79,12 +79,20 @@ inline void copy_rows(float* to, int64_t stride, const Tensor4& from, int64_t b,
     }
 }
 
-inline QueryTile query_tile(const Rows& rows, int64_t b, int64_t h, int64_t first, int64_t end, const KeyTile& keys) {
+// Whether `count` rows are all read sparsely; sparse: a flag a row, or null where none is.
+INLINE bool all_sparse(const uint8_t* sparse, int64_t count) {
+    return sparse != nullptr && std::memchr(sparse, 0, static_cast<size_t>(count)) == nullptr;
+}
+
+// Rows first .. end; sparse: a flag for each of them that sees nothing here as it is read sparsely, or null.
+inline QueryTile query_tile(const Rows& rows, int64_t b, int64_t h, int64_t first, int64_t end, const KeyTile& keys,
+                            const uint8_t* sparse) {
     QueryTile tile;
     tile.first = static_cast<int32_t>(first);
     tile.count = static_cast<int32_t>(end - first < QUERIES ? end - first : QUERIES);
     for (int32_t i = 0; i < QUERIES; ++i) {
-        const int32_t seen = i < tile.count ? rows.visible(b, first + i) - keys.first : 0;
+        const bool reads = i < tile.count && (sparse == nullptr || !sparse[i]);
+        const int32_t seen = reads ? rows.visible(b, first + i) - keys.first : 0;
         tile.seen[i] = seen < 0 ? 0 : (seen > keys.count ? keys.count : seen);
         tile.bias[i] = i < tile.count ? rows.bias(b, h, first + i) : 0.0f;
     }
