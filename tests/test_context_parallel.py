@@ -229,6 +229,15 @@ def test_a_centred_rule_in_less_than_float64(
     assert error(out, expected, dtype) <= TOLERANCE[dtype]
 
 
+def test_a_second_derivative_is_refused(memory: tuple[Tensor, Tensor, Tensor], tmp_path: Path) -> None:
+    q, k, v = (tensor.requires_grad_() for tensor in memory)
+    with process_group(str(tmp_path / "store"), 0, 1):
+        out = sharded_read(q, k, v, rule="relu2", causal=True)
+        [first] = torch.autograd.grad(out.sum(), q, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            first.sum().backward()
+
+
 def test_arguments_that_contradict_each_other(memory: tuple[Tensor, Tensor, Tensor], tmp_path: Path) -> None:
     q, k, v = memory
     with process_group(str(tmp_path / "store"), 0, 1):

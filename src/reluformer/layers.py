@@ -252,7 +252,7 @@ class Attention(nn.Module):
             return
         rows = self.key_value.weight.data.view(2, self.heads, width // self.heads, width)
         for head in range(self.heads):
-            orthogonal = nn.init.orthogonal_(torch.empty_like(rows[:, head]).flatten(0, 1))
+            orthogonal = nn.init.orthogonal_(rows.new_empty(2 * rows.size(2), width))
             rows[:, head] = orthogonal.view_as(rows[:, head])
 
     def slots(self, tokens: Tensor, mask: Tensor | None = None, rotation: Rotation | None = None) -> TokenSlots:

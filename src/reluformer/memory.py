@@ -23,7 +23,7 @@ from torch import Tensor
 
 from reluformer import kernels, rules
 from reluformer.errors import ArgumentError
-from reluformer.kernels import Bias, RowKeyBias, RowStats, Visibility, reference
+from reluformer.kernels import Bias, RowKeyBias, RowStats, Visibility, nonfinite, reference
 from reluformer.rules import Rule
 
 __all__ = ["RowKeyBias", "RowStats", "RuleSpec", "read", "read_learned", "weights"]
@@ -165,7 +165,13 @@ def weights(
     rule = rules.get(rule)
     visibility = _checked(q, k, k, causal, key_mask, mask, bias)
     scale = 1 / math.sqrt(max(q.size(-1), 1)) if scale is None else scale
-    return reference.weights(q, k, rule, visibility, bias, scale)
+    if visibility.everything:
+        return reference.weights(q, k, rule, visibility, bias, scale)
+    found, stats = nonfinite.isolated(
+        lambda k, _: reference.weights(q, k, rule, visibility, bias, scale), q, k, k, visibility, exact=False
+    )
+    assert stats is not None
+    return found, stats
 
 
 def read_learned(
@@ -217,12 +223,13 @@ def _checked(
         if not tensor.is_floating_point():
             raise ArgumentError(f"{name} must be floating point, got {tensor.dtype}; convert it with .float()")
     batch, heads, queries, width = q.shape
-    slots = k.size(2)
-    if k.shape != (batch, heads, slots, width):
+    of_keys = k.shape
+    slots = of_keys[2]
+    if of_keys != (batch, heads, slots, width):
         raise ArgumentError(
             f"k has shape {tuple(k.shape)}; batch, heads and width must be those of q, ({batch}, {heads}, Tk, {width})"
         )
-    if v.shape[:3] != k.shape[:3]:
+    if v.shape[:3] != of_keys[:3]:
         raise ArgumentError(
             f"v has shape {tuple(v.shape)}; it needs one value for each key, ({batch}, {heads}, {slots}, dv)"
         )

@@ -126,3 +126,39 @@ def test_heads_of_width_0_are_read_by_the_reference(rule: str, width: int, value
     for impl in ("cpu", "sdpa", "triton"):
         with pytest.raises(ArgumentError, match="the heads have width 0"):
             rf.read(q, k, v, rule=rule, impl=impl)
+
+
+def test_statistics_and_weights_of_rows_that_do_not_see_a_nan() -> None:
+    q, k, v = torch.randn(3, 1, 2, 9, 8)
+    spoilt = k.clone()
+    spoilt[:, :, 6] = torch.nan
+    for impl in ("reference", "auto"):
+        expected, got = (
+            rf.read(q, keys, v, rule="relu_exp", causal=True, impl=impl, return_stats=True)[1] for keys in (k, spoilt)
+        )
+        for a, b in zip(expected, got, strict=True):
+            torch.testing.assert_close(a[:, :, :6], b[:, :, :6])
+    q.requires_grad_()
+    dense, _ = rf.weights(q, spoilt, "relu", causal=True)
+    torch.testing.assert_close(dense[:, :, :6], rf.weights(q, k, "relu", causal=True)[0][:, :, :6])
+    [gradient] = torch.autograd.grad(dense[:, :, :6].sum(), q)
+    assert torch.isfinite(gradient).all()
+
+
+def test_a_memory_of_nothing_but_nan_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that diverged must not also become slow."""
+    calls = []
+    once = reference.read
+    monkeypatch.setattr(reference, "read", lambda *arguments: calls.append(1) or once(*arguments))
+    q = torch.full((1, 1, 9, 8), torch.nan)
+    assert rf.read(q, q, q, causal=True, impl="reference").isnan().all()
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("rule", ["sparsemax", "entmax15"])
+def test_a_row_of_a_sparse_rule_that_sees_a_nan_is_nan(rule: str) -> None:
+    q, k, v = torch.randn(3, 1, 2, 9, 8)
+    k[0, 1, 4] = torch.nan
+    out = rf.read(q, k, v, rule=rule)
+    assert torch.isfinite(out[0, 0]).all()
+    assert out[0, 1].isnan().all()

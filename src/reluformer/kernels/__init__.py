@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from reluformer.errors import ArgumentError, UnknownNameError, nearest
-from reluformer.kernels import cpu, derivatives, reference, sdpa, triton
+from reluformer.kernels import cpu, derivatives, nonfinite, reference, sdpa, triton
 from reluformer.kernels.moments import level_bias
 from reluformer.kernels.operands import Bias, RowKeyBias, Visibility
 from reluformer.kernels.reference import RowStats
-from reluformer.rules import Pointwise, Rule, formula_of
+from reluformer.rules import Formula, Pointwise, Rule, formula_of
 
 __all__ = [
     "IMPLEMENTATIONS",
@@ -70,11 +70,39 @@ def run(
     if impl not in IMPLEMENTATIONS:
         raise UnknownNameError(f"unknown impl '{impl}'; {nearest(impl, IMPLEMENTATIONS)}")
     formula = formula_of(rule)
-    chosen = fastest(q, k, v, rule, visibility, bias, stats) if impl == "auto" else impl
+    if impl == "auto":
+        chosen = _fastest(q, k, v, formula, visibility, bias, stats)
+    elif reason := refusal(impl, q, k, v, rule, visibility, bias, stats):
+        raise ArgumentError(f"impl='{impl}' cannot read rule '{rule.name}' here: {reason}; use impl='auto'")
+    else:
+        chosen = impl
+    if visibility.everything:
+        return _read(chosen, q, k, v, rule, formula, visibility, bias, scale, stats)
+    return nonfinite.isolated(
+        lambda k, v: _read(chosen, q, k, v, rule, formula, visibility, bias, scale, stats),
+        q,
+        k,
+        v,
+        visibility,
+        exact=chosen in cpu.MODES and (formula is None or not formula.centred),
+    )
+
+
+def _read(
+    chosen: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rule: Rule,
+    formula: Formula | None,
+    visibility: Visibility,
+    bias: Bias | None,
+    scale: float,
+    stats: bool,
+) -> tuple[Tensor, RowStats | None]:
+    """Read with an implementation that can do it; the arguments are those of `run`."""
     if chosen == "reference":
         return reference.read(q, k, v, rule, visibility, bias, scale, stats)
-    if impl != "auto" and (reason := refusal(chosen, q, k, v, rule, visibility, bias, stats)):
-        raise ArgumentError(f"impl='{impl}' cannot read rule '{rule.name}' here: {reason}; use impl='auto'")
     assert formula is not None
     if chosen == "sdpa":
         return sdpa.read(q, k, v, visibility, bias, scale), None
@@ -113,10 +141,17 @@ def fastest(q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility,
     Operators that ONNX does not have stay out of its graphs, and Triton is never chosen: nobody has run it on a GPU.
     Where a derivative is asked for that compiled operators do not have (derivatives.py), it is the reference.
     """
-    formula = None if torch.onnx.is_in_onnx_export() else formula_of(rule)
+    return _fastest(q, k, v, formula_of(rule), visibility, bias, stats)
+
+
+def _fastest(
+    q: Tensor, k: Tensor, v: Tensor, formula: Formula | None, visibility: Visibility, bias: Bias | None, stats: bool
+) -> str:
     if formula is None or derivatives.unsupported() or 0 in (q.size(-1), v.size(-1)):
         return "reference"
-    if sdpa.refusal(formula, stats) is None:
+    if _traced() and torch.onnx.is_in_onnx_export():  # an export always traces, and asking for it costs more
+        return "reference"
+    if formula.is_softmax and not stats:
         return "sdpa"
     if cpu.pays(q, k, v, formula, visibility, stats) and cpu.refusal(q, formula, visibility, bias) is None:
         return "cpu"

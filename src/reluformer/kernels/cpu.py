@@ -107,7 +107,8 @@ def native_formula(formula: Formula) -> NativeFormula | None:
     if activation is None:
         return None
     delta = -1.0 if formula.delta is None else formula.delta
-    return NativeFormula(activation, formula.level == LOG_N, formula.factor, formula.exponent, delta)
+    log_n = formula.level is not None and formula.level == LOG_N
+    return NativeFormula(activation, log_n, formula.factor, formula.exponent, delta)
 
 
 def description(how: str = ", rows with few weights sparsely") -> str:
@@ -172,10 +173,9 @@ def read(
     known, split = native_formula(formula), row_and_key_parts(bias, visibility.slots)
     assert known is not None and split is not None
     batch, heads, queries, _ = q.shape
-    row_bias, key_bias = (
-        None if part is None else _float(part).expand(batch, heads, length)
-        for part, length in zip(split, (queries, visibility.slots), strict=True)
-    )
+    row_bias, key_bias = split
+    row_bias = None if row_bias is None else _float(row_bias).expand(batch, heads, queries)
+    key_bias = None if key_bias is None else _float(key_bias).expand(batch, heads, visibility.slots)
     operands = (_float(q), _float(k), _float(v), visibility.key_mask, row_bias, key_bias)
     trains = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
     options = (MODES[mode], trains, visibility.hides_future, scale, *known)
@@ -258,7 +258,7 @@ def _read_fields(
         *((0, 0) if key_mask is None else (key_mask.data_ptr(), key_mask.stride(0))),
         *(*tensor3(row_bias), *tensor3(key_bias)),
         *((*NOTHING, *NOTHING) if sums is None else (*tensor3(sums[0]), *tensor3(sums[1]))),
-        *(field for row in statistics or (None, None, None) for field in tensor3(row)),
+        *((0,) * 9 if not statistics else (field for row in statistics for field in tensor3(row))),
     )
 
 
@@ -274,9 +274,12 @@ class _KeptPairs:
 
     def read(self, fields: tuple[float, ...], mode: int, size: int) -> Tensor:
         """Run a forward pass that may keep up to `size` bytes, and return what it kept, as bytes (size)."""
+        if not size:
+            loaded().sparse_forward(fields, mode, 0, 0)
+            return torch.empty(0, dtype=torch.uint8)
         memory = np.zeros(size, np.uint8)  # its pages take memory only once they are written
-        allowed = max(min(size, KEPT_PAIRS - self.bytes), _index_bytes(*fields[:4]) if size else 0)
-        used = loaded().sparse_forward(fields, mode, memory.ctypes.data if size else 0, allowed).used
+        allowed = max(min(size, KEPT_PAIRS - self.bytes), _index_bytes(*fields[:4]))
+        used = loaded().sparse_forward(fields, mode, memory.ctypes.data, allowed).used
         self.bytes += used
         weakref.finalize(memory, self._release, used)
         return torch.from_numpy(memory)

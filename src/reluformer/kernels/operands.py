@@ -7,14 +7,11 @@ Shapes: B batch, H heads, Tq queries, Tk slots.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from reluformer.kernels import derivatives
 
 
 @dataclass(frozen=True)
@@ -61,20 +58,6 @@ class Visibility:
             past = past.tril_(self.first_position)
             visible = past if visible is None else visible & past
         return visible
-
-    def without_hidden(self, slots: Tensor) -> Tensor:
-        """Return keys or values (B, H, Tk, d) with zeros at the slots that no query may see by a mask.
-
-        What stands there, NaN and infinity included, then reaches neither a read nor a gradient: 0 * NaN is NaN.
-        Without a mask, or where a look shows that all is finite, the tensor itself is returned.
-        """
-        if (self.key_mask is None and self.mask is None) or _surely_finite(slots):
-            return slots
-        if self.key_mask is not None:
-            slots = slots.masked_fill(~self.key_mask[:, None, :, None], 0)
-        if self.mask is not None:
-            slots = slots.masked_fill(~with_rows(self.mask).any(-2).unsqueeze(-1), 0)
-        return slots
 
     def counts(self) -> Tensor:
         """Return n_i, the number of slots that query i sees; int64, broadcasts to (B, H, Tq)."""
@@ -136,9 +119,3 @@ def row_and_key_parts(bias: Bias | None, slots: int) -> tuple[Tensor | None, Ten
 def with_rows(mask: Tensor) -> Tensor:
     """Return a mask or bias of the slots alone, (Tk,), as one of rows, (1, Tk); others as they are."""
     return mask if mask.ndim > 1 else mask.reshape(1, -1)
-
-
-def _surely_finite(x: Tensor) -> bool:
-    """Return whether a look at the values shows them finite; where looking is costly or impossible, it is not taken."""
-    traced = torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export() or derivatives.unsupported() is not None
-    return not traced and x.device.type == "cpu" and math.isfinite(float(x.detach().sum()))

@@ -25,7 +25,6 @@ def read(
     q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None, scale: float, stats: bool
 ) -> tuple[Tensor, RowStats | None]:
     """Read (B,H,Tq,d), (B,H,Tk,d), (B,H,Tk,dv) -> (B,H,Tq,dv), with the row statistics if `stats`."""
-    k, v = visibility.without_hidden(k), visibility.without_hidden(v)
     if stats:
         dense, statistics = weights(q, k, rule, visibility, bias, scale)
         return torch.matmul(dense.to(v.dtype), v), statistics
@@ -33,8 +32,8 @@ def read(
         scores, n = _scores(q, k, bias, scale, rule), _counts(visibility, q)
         return torch.matmul(rule.weights(scores, n, visibility.dense()).to(v.dtype), v), None
     if visibility.everything:
-        n, row_scale = _uniform(rule, visibility.slots)
-        if rule.homogeneity == 1 and bias is None and row_scale is not None:
+        n, row_scale, folds = _uniform(type(rule), rule, visibility.slots)
+        if folds and bias is None and row_scale is not None:
             scale, row_scale = scale * row_scale, None  # c ReLU(s) = ReLU(c s)
         out = torch.matmul(rule.activate(_scores(q, k, bias, scale, rule), n).to(v.dtype), v)
         return (out if row_scale is None else out * row_scale), None
@@ -45,18 +44,22 @@ def read(
 
 
 @lru_cache(maxsize=1024)
-def _uniform(rule: Pointwise, slots: int) -> tuple[Tensor, float | None]:
-    """Return n as a scalar tensor, which decides no dtype, and the row scale; every row sees all slots."""
+def _uniform(kind: type[Pointwise], rule: Pointwise, slots: int) -> tuple[Tensor, float | None, bool]:
+    """Return what a read of all slots needs: n, the row scale, and whether the scale of the scores may take it.
+
+    n is a scalar tensor, which decides no dtype. `kind` is the class of the rule: equal hashes of rules without
+    options would be compared one by one.
+    """
     n = torch.tensor(float(max(slots, 1)), dtype=torch.float64, device="cpu")
     row_scale = rule.row_scale(n)
-    return n, None if row_scale is None else float(row_scale)
+    return n, None if row_scale is None else float(row_scale), rule.homogeneity == 1
 
 
 def weights(
     q: Tensor, k: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None, scale: float
 ) -> tuple[Tensor, RowStats]:
     """Return the weights themselves, (B, H, Tq, Tk), and their statistics."""
-    visible, k = visibility.dense(), visibility.without_hidden(k)
+    visible = visibility.dense()
     dense = rule.weights(_scores(q, k, bias, scale, rule), _counts(visibility, q), visible)
     return dense, row_stats(dense, visible, visibility.counts())
 

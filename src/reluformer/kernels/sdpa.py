@@ -21,17 +21,18 @@ def refusal(formula: Formula | None, stats: bool) -> str | None:
 def read(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, bias: Bias | None, scale: float) -> Tensor:
     """Read (B,H,Tq,d), (B,H,Tk,d), (B,H,Tk,dv) -> (B,H,Tq,dv)."""
     out = _attend(q, k, v, visibility, bias, scale)
-    if not torch.compiler.is_compiling():
+    if out.requires_grad and not torch.compiler.is_compiling():
         derivatives.explain_missing_second_derivative(out)
     return out
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, bias: Bias | None, scale: float) -> Tensor:
+    if visibility.everything and bias is None:
+        return scaled_dot_product_attention(q, k, v, scale=scale)
     square_causal = visibility.hides_future and visibility.queries == visibility.slots
     if square_causal and visibility.key_mask is None and visibility.mask is None and bias is None:
         return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
     mask = visibility.dense()
-    k, v = visibility.without_hidden(k), visibility.without_hidden(v)
     added = dense_bias(bias)
     if added is not None:
         added = added.to(q.dtype)

@@ -170,7 +170,7 @@ class ReLUFormer(nn.Module):
             StorageError: The directory holds no model, or a damaged one.
         """
         config = storage.load_config(Path(directory))
-        with torch.device("meta"):  # the sizes of a damaged configuration could take all memory
+        with storage.without_memory():  # the sizes of a damaged configuration could take all memory
             storage.check_weights(Path(directory), cls(config))
         model = cls(config)
         storage.load_weights(Path(directory), model)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from reluformer.errors import ReluformerError
-from reluformer.kernels.native.sources import source_hash
+from reluformer.kernels.native.sources import library_name, source_hash
 
 ABI = 6
 PATHS = ("portable", "avx2", "avx512")
@@ -37,7 +37,7 @@ READ = struct.Struct(_READ)
 GRADIENT = struct.Struct(_READ + "16q 12q")
 MOMENTS = struct.Struct("8q d 8q 2q 4q 8q")
 SPARSE = struct.Struct("4q")
-REPORT = struct.Struct("5q")
+REPORT = ctypes.c_int64 * 5
 NOTHING: Tensor3 = (0, 0, 0)
 
 
@@ -119,10 +119,10 @@ class Library:
 
     def sparse_forward(self, fields: Sequence[float], mode: int, pairs: int, size: int) -> SparseReport:
         """One read with sparse rows: the fields of `Problem`, and memory of `size` bytes for nonzero pairs."""
-        report = ctypes.create_string_buffer(REPORT.size)
+        report = REPORT()
         sparse = SPARSE.pack(mode, pairs, size, ctypes.addressof(report))
         self._check(self._sparse_forward(READ.pack(*fields), sparse))
-        return SparseReport(*REPORT.unpack(report.raw))
+        return SparseReport(*report)
 
     def sparse_backward(self, fields: Sequence[float], mode: int, pairs: int, size: int) -> None:
         """The gradient of such a read: the fields of `Gradient`, and the pairs that it kept."""
@@ -159,9 +159,9 @@ BUILD = "build it with: pip install --no-build-isolation -e . (or pip install --
 
 
 def library_file() -> Path | None:
-    """Where the compiled library is, if it was built."""
-    places = (Path(__file__).parent / f"_library{suffix}" for suffix in EXTENSION_SUFFIXES)
-    return next((place for place in places if place.is_file()), None)
+    """Return the path of the compiled library, or None if it was not built."""
+    names = (library_name(), *(f"_library{suffix}" for suffix in EXTENSION_SUFFIXES))  # the latter by older builds
+    return next((path for name in names if (path := Path(__file__).parent / name).is_file()), None)
 
 
 def load() -> Library:

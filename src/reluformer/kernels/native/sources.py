@@ -1,4 +1,4 @@
-"""A fingerprint of the C++ sources: compiled into the library, and compared when it is loaded.
+"""The file name of the library, and a hash of the C++ sources that is compiled into it and compared on loading.
 
 Read by setup.py as a file of its own, so it imports nothing of the package.
 """
@@ -6,11 +6,22 @@ Read by setup.py as a file of its own, so it imports nothing of the package.
 from __future__ import annotations
 
 import hashlib
+import sys
 from pathlib import Path
 
 
+def library_name(platform: str = sys.platform) -> str:
+    """Return the file name of the compiled library on a platform, as `sys.platform` names it.
+
+    Example:
+        >>> library_name("linux"), library_name("darwin"), library_name("win32")
+        ('_library.so', '_library.dylib', '_library.dll')
+    """
+    return "_library" + {"win32": ".dll", "darwin": ".dylib"}.get(platform, ".so")
+
+
 def source_hash(directory: Path | None = None) -> str:
-    """Of all C++ files beside this one (or in `directory`), by name and content."""
+    """Return the hash of all C++ files beside this one (or in `directory`), by name and content."""
     directory = Path(__file__).parent if directory is None else directory
     digest = hashlib.sha256()
     for path in sorted([*directory.glob("*.cpp"), *directory.glob("*.h")]):
