@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -204,10 +206,48 @@ class TestARuleOfOnesOwn:
             assert rules.load_plugin(plugin) == ("shifted",)
         assert rules.spec(rules.get({"name": "shifted", "by": "5e-1"})) == {"name": "shifted", "by": 0.5}
 
+    @pytest.mark.parametrize("kind", ["pointwise", "rowwise"])
+    def test_default_arguments_of_a_function_are_options(self, kind: Any) -> None:
+        @rules.register("powered", kind=kind)
+        def powered(scores: Tensor, n: Tensor, power: float = 1.0, *, shift: int = 0, squared: bool = False) -> Tensor:
+            activation = (scores - shift).relu() ** power
+            return activation.square() if squared else activation
+
+        scores = torch.tensor([[3.0, -1.0, 5.0]])
+        n = torch.tensor([[3.0]])
+        rule = rules.get({"name": "powered", "power": "5e-1", "shift": 1, "squared": True})
+        assert rules.spec(rule) == {"name": "powered", "power": 0.5, "shift": 1, "squared": True}
+        assert rules.get(rules.spec(rule)) == rule != rules.get("powered")
+        torch.testing.assert_close(rule.weights(scores, n, None), torch.tensor([[2.0, 0.0, 4.0]]))
+        torch.testing.assert_close(rules.get("powered").weights(scores, n, None), scores.relu())
+        with pytest.raises(ArgumentError, match="has no option 'pover'; did you mean 'power'"):
+            rules.get({"name": "powered", "pover": 2})
+        self.use_everywhere("powered")
+
+    @pytest.mark.parametrize("use", ["@rules.register", "@rules.register()", "@rules.register('')"])
+    def test_a_rule_without_a_name_is_refused_with_the_right_form(self, tmp_path: Path, use: str) -> None:
+        plugin = tmp_path / "nameless.py"
+        plugin.write_text(f"from reluformer import rules\n{use}\ndef mine(scores, n): return scores.relu()\n")
+        name = "mine" if use.endswith("register") else "my_rule"
+        with pytest.raises(ArgumentError, match=re.escape(f'a rule needs a name: write @rules.register("{name}")')):
+            rules.load_plugin(plugin)
+
     @pytest.mark.parametrize(
         ("source", "message"),
         [
             ("x = 1", "registers no rule"),
+            (
+                "from reluformer import rules\n@rules.register('x')\ndef f(s, n, power): return s",
+                "parameter 'power' has no default",
+            ),
+            (
+                "from reluformer import rules\n@rules.register('x')\ndef f(s, n, parts=()): return s",
+                "'parts' is of type tuple",
+            ),
+            (
+                "from reluformer import rules\n@rules.register('x')\ndef f(s, n, weights=1): return s",
+                "cannot be named 'weights'",
+            ),
             ("import no_such_module_here", "ModuleNotFoundError"),
             ("from reluformer import rules\n@rules.register('relu')\ndef f(s, n): return s", "registered already"),
             ("from reluformer import rules\nrules.register('x')(3)", "expected a function or a class, got int"),

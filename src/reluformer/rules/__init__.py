@@ -18,11 +18,13 @@ number of visible slots); a *row-wise* rule looks at the whole row.
     entmax15      1.5-entmax of s
 
 The output norm is only a name here: the layer owns its parameters and applies it over
-the concatenated heads. A rule of your own is one function:
+the concatenated heads. A rule of your own is one function, and its default arguments are options of the rule:
 
     @rules.register("gelu_mean")
-    def gelu_mean(scores, n):
-        return torch.nn.functional.gelu(scores) / n
+    def gelu_mean(scores, n, power=1.0):
+        return torch.nn.functional.gelu(scores) / n**power
+
+    rf.read(q, k, v, rule={"name": "gelu_mean", "power": 0.5})
 
 A rule that states its formula is read by every kernel (`rules.Formula`):
 

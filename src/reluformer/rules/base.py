@@ -93,11 +93,12 @@ def formula_of(rule: Rule) -> Formula | None:
     """
     if torch.compiler.is_compiling():
         return rule.formula() if type(rule).passed is type(rule) else None
-    return _compared(rule)
+    return _compared(type(rule), rule)
 
 
 @lru_cache(maxsize=1024)
-def _compared(rule: Rule) -> Formula | None:
+def _compared(kind: type[Rule], rule: Rule) -> Formula | None:
+    """Compare once; `kind` tells rules without options apart, whose hashes are equal."""
     formula = rule.formula()
     if formula is None:
         return None

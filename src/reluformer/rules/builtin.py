@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -195,6 +196,17 @@ def _hide(scores: Tensor, visible: Tensor) -> Tensor:
     return torch.where(visible, scores, floor)
 
 
+def _projected(project: Callable[..., Tensor], scores: Tensor) -> Tensor:
+    """Return `project(scores)`, and NaN for the rows with a score that is not finite, where entmax fails."""
+    try:
+        return project(scores, dim=-1)
+    except RuntimeError:
+        finite = torch.isfinite(scores).all(-1, keepdim=True)
+        if bool(finite.all()):
+            raise
+        return project(scores.masked_fill(~finite, 0), dim=-1).masked_fill(~finite, torch.nan)
+
+
 @register("sparsemax")
 @dataclass(frozen=True)
 class Sparsemax(Rowwise):
@@ -203,7 +215,7 @@ class Sparsemax(Rowwise):
     def normalize(self, scores: Tensor, visible: Tensor) -> Tensor:
         from entmax import sparsemax
 
-        return cast(Tensor, sparsemax(_hide(scores, visible), dim=-1))
+        return _projected(sparsemax, _hide(scores, visible))
 
 
 @register("entmax15")
@@ -214,4 +226,4 @@ class Entmax15(Rowwise):
     def normalize(self, scores: Tensor, visible: Tensor) -> Tensor:
         from entmax import entmax15
 
-        return cast(Tensor, entmax15(_hide(scores, visible), dim=-1))
+        return _projected(entmax15, _hide(scores, visible))

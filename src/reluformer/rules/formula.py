@@ -108,7 +108,7 @@ class Formula:
     @property
     def is_softmax(self) -> bool:
         """Whether the weights are exp(s) over their sum."""
-        return self == Formula("exp", delta=0.0)
+        return self.activation == "exp" and self == _SOFTMAX
 
     @property
     def is_relu(self) -> bool:
@@ -147,6 +147,9 @@ class Formula:
         u = ACTIVATIONS[self.activation](x) * self.row_factor(n) if self.function is None else self.function(x, n)
         u = visible_only(u, visible)
         return u if self.delta is None else u / divisor(u.sum(-1, keepdim=True), self.delta)
+
+
+_SOFTMAX = Formula("exp", delta=0.0)
 
 
 def divisor(row_sum: Tensor, delta: float) -> Tensor:

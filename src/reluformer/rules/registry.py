@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import inspect
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -39,7 +40,7 @@ R = TypeVar("R", bound=Callable[..., Any])
 
 
 def register(
-    name: str, *, kind: Literal["pointwise", "rowwise"] = "pointwise", output_norm: OutputNorm | None = None
+    name: str = "", *, kind: Literal["pointwise", "rowwise"] = "pointwise", output_norm: OutputNorm | None = None
 ) -> Callable[[R], R]:
     """Return a decorator that makes a rule known by `name` everywhere.
 
@@ -52,21 +53,26 @@ def register(
 
     Returns:
         A decorator for a function, or for a frozen dataclass that derives from `Pointwise`, `Rowwise`, `RowNormalized`,
-        `RowCentered` or `Formulated`. The fields of the class are the options of the rule.
+        `RowCentered` or `Formulated`. The fields of the class are the options of the rule. The options of a function
+        are its further parameters; each has a default that is a number, a text, True or False.
 
     Raises:
-        ArgumentError: the name is taken, the definition is no rule, or its formula disagrees with its weights.
+        ArgumentError: the name is missing or taken, the definition is no rule, or its formula disagrees with its
+            weights.
 
     Example:
         >>> import torch
         >>> from reluformer import rules
         >>> @rules.register("gelu_mean")
-        ... def gelu_mean(scores, n):
-        ...     return torch.nn.functional.gelu(scores) / n
-        >>> "gelu_mean" in rules.names()
-        True
+        ... def gelu_mean(scores, n, power=1.0):
+        ...     return torch.nn.functional.gelu(scores) / n**power
+        >>> rules.get({"name": "gelu_mean", "power": 0.5})
+        gelu_mean(power=0.5)
         >>> rules.unregister("gelu_mean")
     """
+    if not isinstance(name, str) or not name:
+        shown = name.__name__ if inspect.isroutine(name) or inspect.isclass(name) else "my_rule"
+        raise ArgumentError(f'a rule needs a name: write @rules.register("{shown}") above the definition')
 
     def decorate(definition: R) -> R:
         if name in _registry and _origin(_definitions[name]) != _origin(definition):
@@ -109,15 +115,47 @@ def _class_from_function(
     if kind not in ("pointwise", "rowwise"):
         raise ArgumentError(f"rule '{name}': kind is {kind!r}; valid: pointwise, rowwise")
     base, method = (Pointwise, "activate") if kind == "pointwise" else (Rowwise, "normalize")
+    options = _function_options(name, function, base)
+
+    def call(self: Rule, scores: Tensor, extra: Tensor) -> Tensor:
+        return function(scores, extra, **{option: getattr(self, option) for option in options})
+
     body = {
         "__doc__": function.__doc__,
         "__module__": function.__module__,
         "__qualname__": getattr(function, "__qualname__", name),
-        method: lambda self, scores, extra: function(scores, extra),
+        "__annotations__": {option: type(default) for option, default in options.items()},
+        **options,
+        method: call,
         "name": name,
         "output_norm": output_norm,
     }
     return dataclass(frozen=True)(type(name, (base,), body))
+
+
+def _function_options(name: str, function: Callable[..., Tensor], base: type[Rule]) -> dict[str, Any]:
+    """Return the defaults of all parameters of a function after the first two, by name."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # a built-in function without a signature
+        return {}
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    first = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:2]
+    options = {p.name: p.default for p in named if p not in first}
+    for option, default in options.items():
+        if default is inspect.Parameter.empty:
+            raise ArgumentError(
+                f"rule '{name}': parameter '{option}' has no default; a rule is a function of the scores and "
+                f"{'n' if base is Pointwise else 'visible'}, and further parameters are options with a default"
+            )
+        if not isinstance(default, bool | int | float | str):
+            raise ArgumentError(
+                f"rule '{name}': the default of option '{option}' is of type {type(default).__name__}; "
+                "an option is a number, a text, True or False"
+            )
+        if hasattr(base, option):
+            raise ArgumentError(f"rule '{name}': an option cannot be named '{option}'; choose another name")
+    return options
 
 
 def unregister(name: str) -> None:
