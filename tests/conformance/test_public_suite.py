@@ -5,9 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import Tensor
 
+import reluformer as rf
+from reluformer import conformance
 from reluformer.conformance.cases import implementation
 from reluformer.errors import ArgumentError
 
@@ -35,10 +39,10 @@ def first_tile(q, k, v, rule, **options):
 '''
 
 
-def run_suite(directory: Path, function: str) -> subprocess.CompletedProcess[str]:
+def run_suite(directory: Path, function: str, rules: str = "relu") -> subprocess.CompletedProcess[str]:
     (directory / "my_kernels.py").write_text(KERNELS)
     arguments = ["--pyargs", "reluformer.conformance", "--impl", f"my_kernels:{function}", "-p", "no:cacheprovider"]
-    select = ["-k", "relu- or relu]", "-q", "--rootdir", str(directory), "-W", "error"]
+    select = ["--rules", rules, "-q", "--rootdir", str(directory), "-W", "error", "-rs"]
     command = [sys.executable, "-m", "pytest", *arguments, *select]
     return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
 
@@ -47,7 +51,45 @@ def test_a_correct_kernel_passes(tmp_path: Path) -> None:
     result = run_suite(tmp_path, "good")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "passed" in result.stdout
-    assert "my_kernels:good" not in result.stdout
+    reasons = {line.rpartition("my_kernels:good: ")[2] for line in result.stdout.splitlines() if "SKIPPED" in line}
+    assert reasons == {"only relu, without statistics"}
+    assert result.stdout.count("SKIPPED") == 1  # the statistics; no case of a rule that was not named
+
+
+def test_a_rule_that_was_named_must_be_read(tmp_path: Path) -> None:
+    result = run_suite(tmp_path, "good", "relu,softmax")
+    assert result.returncode == 1, result.stdout + result.stderr
+    failed = [line for line in result.stdout.splitlines() if line.startswith("____")]
+    assert failed and all("test_empty_memories" in line and "my_kernels:good-softmax" in line for line in failed)
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [("relu,sofmax", "--rules: unknown rule 'sofmax'; did you mean 'softmax'"), (",", "name at least one rule")],
+)
+def test_rules_that_do_not_exist_are_wrong_use(tmp_path: Path, rules: str, message: str) -> None:
+    result = run_suite(tmp_path, "good", rules)
+    assert result.returncode == pytest.ExitCode.USAGE_ERROR
+    assert message in result.stdout + result.stderr
+
+
+class TestFromPython:
+    def test_a_function_of_ones_own(self) -> None:
+        def twice(q: Tensor, k: Tensor, v: Tensor, rule: str, **options: Any) -> Any:
+            if options.get("return_stats"):
+                raise ArgumentError("no statistics")
+            return rf.read(q, k, v, rule=rule, **options) * (2 if options.get("bias") is not None else 1)
+
+        failed = conformance.check(twice, rules=["relu2"])
+        assert any(name.startswith("test_a_bias_is_added_to_the_scores") for name in failed)
+        assert all("relu2" in name for name in failed)
+
+    def test_a_built_in_one(self) -> None:
+        assert conformance.check("reference", rules=["relu"]) == ()
+
+    def test_what_it_cannot_read(self) -> None:
+        with pytest.raises(ArgumentError, match=r"--rules: .*softmax"):
+            conformance.check("sdpa", rules=["relu"])
 
 
 def test_a_kernel_that_counts_padding_fails(tmp_path: Path) -> None:

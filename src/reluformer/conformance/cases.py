@@ -10,7 +10,7 @@ gradient of an entropy holds log w, so a weight of 1e-4 that is off by 1e-7 move
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -22,10 +22,13 @@ from torch import Tensor
 
 import reluformer as rf
 from reluformer import kernels
-from reluformer.errors import ArgumentError
+from reluformer.errors import ArgumentError, nearest
 from reluformer.memory import RowStats
 
 Read = Callable[..., Any]
+
+functions: dict[str, Read] = {}
+"""Functions under test that were passed from Python, by "module:name"."""
 
 PATTERNS = ("self", "causal", "decode", "cross", "ffn", "long")
 PADDINGS = ("full", "ragged", "empty_row")
@@ -81,9 +84,9 @@ class Case:
         return inputs, options
 
 
-def grid() -> list[Case]:
-    """Return all cases of all registered rules; of the long ones only the half that small ones do not cover."""
-    cases = [Case(*choice) for choice in product(rf.rules.names(), PATTERNS, PADDINGS, DTYPES)]
+def grid(rules: Sequence[str] | None = None) -> list[Case]:
+    """Return all cases of some or all rules; of the long ones only the half that small ones do not cover."""
+    cases = [Case(*choice) for choice in product(rules or rf.rules.names(), PATTERNS, PADDINGS, DTYPES)]
     return [
         case
         for case in cases
@@ -91,7 +94,25 @@ def grid() -> list[Case]:
     ]
 
 
-def parameters(impl: str, item: str, stats: bool = False, mask: bool = False) -> list[Any]:
+def distinct(rules: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of rules without blanks and without repetition."""
+    return tuple(dict.fromkeys(rule.strip() for rule in rules if rule.strip()))
+
+
+def check_rules(impl: str, rules: Sequence[str]) -> None:
+    """Raise an ArgumentError if a rule does not exist, none is named, or a built-in implementation reads none."""
+    known = rf.rules.names()
+    for rule in distinct(rules):
+        if rule not in known:
+            raise ArgumentError(f"--rules: unknown rule '{rule}'; {nearest(rule, known)}")
+    refusals = [_refusal(impl, rule, False, False) for rule in distinct(rules)]
+    if None not in refusals:
+        raise ArgumentError(f"--rules: {'; '.join(str(reason) for reason in refusals) or 'name at least one rule'}")
+
+
+def parameters(
+    impl: str, item: str, rules: Sequence[str] | None = None, stats: bool = False, mask: bool = False
+) -> list[Any]:
     """Return the pairs (impl, case) or (impl, rule) that `impl` can read, as parameters of a test.
 
     What a function of another package can read is found out by calling it: the `read` fixture skips what it refuses.
@@ -100,12 +121,13 @@ def parameters(impl: str, item: str, stats: bool = False, mask: bool = False) ->
     Args:
         impl: a built-in implementation, or "package:function".
         item: "case" for the grid, "rule" for the names of rules.
+        rules: the names of the rules to test; the default is every rule.
         stats: whether the test asks for row statistics; then bfloat16 is left out.
         mask: whether the test passes a dense mask.
     """
-    items: list[Any] = list(rf.rules.names())
+    items: list[Any] = list(rules or rf.rules.names())
     if item == "case":
-        items = [case for case in grid() if not stats or case.dtype is torch.float32]
+        items = [case for case in grid(rules) if not stats or case.dtype is torch.float32]
     reasons = {str(each): _refusal(impl, each, stats, mask) for each in items}
     read = [each for each in items if reasons[str(each)] is None]
     if not read and (state := kernels.availability().get(impl, "")).startswith("not available: "):
@@ -129,6 +151,8 @@ def implementation(name: str) -> Read:
     """Return `read` with a built-in implementation, or a function of another package."""
     if ":" not in name:
         return partial(rf.read, impl=name)
+    if name in functions:
+        return functions[name]
     module, _, function = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), function, None)

@@ -12,9 +12,13 @@ from reluformer.errors import ArgumentError
 
 
 @pytest.fixture
-def read(impl_name: str) -> Read:
-    """The implementation under test; what a function of another package refuses to do is skipped."""
+def read(impl_name: str, request: pytest.FixtureRequest) -> Read:
+    """The implementation under test; what a function of another package refuses to do is skipped.
+
+    A rule that --rules names must be read at least without options.
+    """
     chosen = implementation(impl_name)
+    named = request.config.getoption("--rules") is not None
     if ":" not in impl_name:
         return chosen
 
@@ -22,6 +26,8 @@ def read(impl_name: str) -> Read:
         try:
             return chosen(*args, **options)
         except ArgumentError as refusal:
+            if named and options.keys() <= {"rule"}:
+                raise
             pytest.skip(f"{impl_name}: {refusal}")
 
     return or_skip

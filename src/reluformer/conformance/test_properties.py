@@ -111,6 +111,55 @@ def test_what_a_mask_hides_from_all_queries_reaches_nothing(rule: str, read: Rea
             assert torch.isfinite(gradient).all()
 
 
+STRAYS = pytest.mark.parametrize("stray", [float("nan"), float("inf"), -float("inf")], ids=["nan", "inf", "-inf"])
+PLACES = pytest.mark.parametrize("places", ["key", "value", "both"])
+
+
+def check_that_rows_do_not_see(slot: int, rows: int, stray: float, places: str, read: Read, **options: object) -> None:
+    """Compare the first `rows` of a read, and the gradients of a loss of these, with those of a finite memory."""
+    q, k, v = memory(9, 9)
+    spoilt_k, spoilt_v = k.clone(), v.clone()
+    if places != "value":
+        spoilt_k[:, :, slot] = stray
+    if places != "key":
+        spoilt_v[0, :, slot, 2] = stray
+    assert close(read(q, spoilt_k, spoilt_v, **options)[:, :, :rows], read(q, k, v, **options)[:, :, :rows])
+    found = []
+    for keys, values in ((k, v), (spoilt_k, spoilt_v)):
+        leaves = [tensor.clone().requires_grad_() for tensor in (q, keys, values)]
+        out = read(*leaves, **options)[:, :, :rows]
+        found.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
+    for from_finite, from_spoilt in zip(*found, strict=True):
+        assert close(from_spoilt, from_finite)
+
+
+@STRAYS
+@PLACES
+def test_what_stands_in_the_future_reaches_no_row(rule: str, read: Read, stray: float, places: str) -> None:
+    check_that_rows_do_not_see(6, 6, stray, places, read, rule=rule, causal=True)
+
+
+@STRAYS
+@PLACES
+@pytest.mark.reads(mask=True)
+def test_what_a_mask_hides_from_some_queries_does_not_reach_them(
+    rule: str, read: Read, stray: float, places: str
+) -> None:
+    mask = torch.ones(9, 9, dtype=torch.bool)
+    mask[:5, 3] = False
+    check_that_rows_do_not_see(3, 5, stray, places, read, rule=rule, mask=mask)
+
+
+@pytest.mark.parametrize("stray", [float("nan"), float("inf")], ids=["nan", "inf"])
+def test_a_row_that_sees_a_value_that_is_not_finite_says_so(rule: str, read: Read, stray: float) -> None:
+    q, k, v = memory(9, 9)
+    k[:, :, 6] = 10 * q[:, :, 6:].mean(2)
+    v[:, :, 6] = stray
+    out = read(q, k, v, rule=rule, causal=True)
+    assert not torch.isfinite(out[:, :, 6:]).all()
+    assert torch.isfinite(out[:, :, :6]).all()
+
+
 @pytest.mark.parametrize(("queries", "slots"), [(3, 0), (0, 3), (0, 0)])
 def test_empty_memories_and_empty_queries(rule: str, read: Read, queries: int, slots: int) -> None:
     q, k, v = memory(queries, slots)
