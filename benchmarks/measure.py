@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import platform
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler otherwise prints
 
 import torch
 
-from reluformer import benchmarking
+from reluformer import environment
 
 
 def peak_memory(call: Callable[[], object]) -> int:
@@ -50,17 +49,8 @@ def _status_bytes(field: str) -> int:
 
 
 def circumstances() -> dict[str, Any]:
-    """What a reader must know to judge the numbers, the processor and its load among it."""
-    load = [round(load, 1) for load in os.getloadavg()]
-    return {**benchmarking.circumstances(), "cpu": _cpu_name(), "load": load}
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    """Return what a reader must know to judge the numbers, the load of the machine among it."""
+    return {**environment.circumstances(), "load": [round(load, 1) for load in os.getloadavg()]}
 
 
 def publish(results: Mapping[str, Any], as_json: bool, out: Path | None) -> None:

@@ -1,9 +1,6 @@
-"""Turns, and the circumstances under which they were taken."""
+"""Contestants take turns."""
 
 from __future__ import annotations
-
-import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -26,15 +23,3 @@ def test_contestants_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert called[:4] == ["slow"] * 2 + ["quick"] * 2, "warm-up and a first look"
     assert called[4:] == ["slow", "quick"] * 3 + ["quick"], "until each has used its seconds and three turns"
     assert (times["slow"].median, times["quick"].median, times["quick"].spread) == (4.0, 1.0, 0.0)
-
-
-def test_a_machine_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    assert benchmarking.circumstances()["commit"] is None
-
-
-def test_a_clone_of_something_else_is_not_taken_for_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for prefix, commit in (("src/reluformer/", "abc1234"), ("lib/reluformer/", None)):
-        answer = subprocess.CompletedProcess([], 0, stdout=f"{prefix}\nabc1234\n")
-        monkeypatch.setattr(benchmarking.subprocess, "run", lambda *_, answer=answer, **__: answer)
-        assert benchmarking.circumstances()["commit"] == commit

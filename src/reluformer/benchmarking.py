@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-import torch
-
-from reluformer import __version__
 
 
 @dataclass(frozen=True)
@@ -70,30 +60,3 @@ def _timing(values: list[float]) -> Timing:
     median = statistics.median(values)
     quartiles = statistics.quantiles(values, n=4) if len(values) > 1 else [median] * 3
     return Timing(median, (quartiles[2] - quartiles[0]) / median)
-
-
-def circumstances() -> dict[str, Any]:
-    """Returns what a reader must know to judge a number: commit, versions, vector instructions, cores.
-
-    The result does not name the machine or its folders.
-    """
-    return {
-        "commit": _commit(),
-        "reluformer": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "vector_instructions": torch.backends.cpu.get_cpu_capability(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-    }
-
-
-def _commit() -> str | None:
-    """Returns the commit hash, or None outside a git checkout of this project or without git."""
-    here = Path(__file__).parent
-    with suppress(FileNotFoundError):  # where git is not; an installed package may lie in a clone of something else
-        command = ["git", "rev-parse", "--show-prefix", "--short", "HEAD"]
-        found = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
-        prefix, _, commit = found.stdout.strip().partition("\n")
-        return commit if prefix == "src/reluformer/" else None
-    return None

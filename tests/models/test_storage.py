@@ -6,6 +6,8 @@ import hashlib
 import json
 import math
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -172,3 +174,16 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StorageError, match="cannot save the model"):
         rf.ReLUFormer(rf.ModelConfig(vocab_size=20, width=16, heads=2, slots=24)).save(tmp_path / "file")
+
+
+def test_a_model_without_memory_has_the_shapes_and_imports_no_compiler() -> None:
+    code = (
+        "import sys, reluformer as rf; from reluformer.models import storage\n"
+        "config = rf.ModelConfig(vocab_size=10**6, width=2048, heads=2, slots=10**6)\n"
+        "with storage.without_memory(): model = rf.ReLUFormer(config)\n"
+        "assert {weight.device.type for weight in model.parameters()} == {'meta'}\n"
+        "assert model.source_embedding.weight.shape == (10**6, 2048)\n"
+        "sys.exit(' '.join({'torch._dynamo', 'sympy'} & set(sys.modules)) or None)\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stderr.strip()) == (0, "")

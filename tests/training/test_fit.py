@@ -11,7 +11,7 @@ import torch
 import yaml
 
 import reluformer as rf
-from reluformer import load
+from reluformer import environment, load
 from reluformer.errors import ArgumentError, ConfigError, DataError, ReluformerError, StorageError
 from reluformer.models import storage
 from reluformer.models.encoder_decoder import ReLUFormer
@@ -312,3 +312,13 @@ def test_tensorboard_gets_the_curves(make_recipe: Any, prepared: Path, tmp_path:
     run(make_recipe(updates=2, tensorboard=True), tmp_path, prepared)
     (events,) = (tmp_path / "tensorboard").iterdir()
     assert b"train/loss" in events.read_bytes()
+
+
+def test_a_run_records_versions_machine_and_command(make_recipe: Any, prepared: Path, tmp_path: Path) -> None:
+    run(make_recipe(updates=2), tmp_path, prepared)
+    (entry,) = RunDirectory(tmp_path).environments
+    assert (entry["step"], entry["reluformer"], entry["torch"]) == (0, rf.__version__, torch.__version__)
+    assert entry["command"] == environment.command_line()
+    assert {"commit", "python", "kernel", "cpu", "cores", "system", "gpu"} <= entry.keys()
+    run(make_recipe(updates=2), tmp_path, prepared, resume=False)
+    assert len(RunDirectory(tmp_path).environments) == 1, "a new run begins a new record"

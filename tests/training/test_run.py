@@ -198,3 +198,17 @@ def test_a_directory_says_what_it_is_instead_of_a_run(make_recipe: Any, tmp_path
     (tmp_path / storage.CONFIG).write_text("{}")
     with pytest.raises(StorageError, match=r"a model without recipe\.yaml"):
         RunDirectory(tmp_path).check_recipe()
+
+
+def test_each_start_in_a_new_environment_is_recorded(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    assert run.environments == [], "as a run of version 0.1"
+    old, new = {"torch": "2.6", "command": "reluformer train a.yaml"}, {"torch": "2.7", "command": "x"}
+    run.add_environment(0, old)
+    run.add_environment(10, old)
+    run.add_environment(20, new)
+    assert run.environments == [{"step": 0, **old}, {"step": 20, **new}]
+    run.add_environment(15, new)
+    assert run.environments == [{"step": 0, **old}, {"step": 15, **new}], "what came after the checkpoint is gone"
+    (tmp_path / "environment.json").write_text("{", encoding="utf-8")
+    assert run.environments == [], "a damaged record does not keep a run from loading"

@@ -21,7 +21,15 @@ def _rule_from(value: Any) -> Rule:
         raise ValueError(str(error)) from None
 
 
-RuleField = Annotated[Rule, BeforeValidator(_rule_from), PlainSerializer(rules.spec)]
+class _RuleSchema:
+    """Tells a JSON schema how a rule is written: a known name, the name of a plugin's rule, or a mapping."""
+
+    def __get_pydantic_json_schema__(self, core_schema: object, handler: object) -> dict[str, Any]:
+        mapping = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+        return {"anyOf": [{"enum": list(rules.names())}, {"type": "string"}, mapping]}
+
+
+RuleField = Annotated[Rule, BeforeValidator(_rule_from), PlainSerializer(rules.spec), _RuleSchema()]
 """A rule in a configuration: `relu`, or `{name: relu, gamma: 2.0}` with options."""
 
 Preset = Literal["tiny", "iwslt", "base"]
@@ -72,7 +80,7 @@ class ModelConfig(Config):
     ffn_bias: bool | None = None
     """Key and output bias of the feed-forward memory. Unset: as in the paper, with for
     pointwise rules (an FFN) and without for row-wise ones (a key-value memory)."""
-    ffn_value_std: float | None = Field(default=None, gt=0, le=1e6)
+    ffn_value_std: float | None = Field(default=None, gt=0, le=1e6, examples=[0.05])
     """Standard deviation of the learned values at the start. Unset: a read of variance one
     for pointwise rules; the plain FFN's sqrt(2 / slots) for row-wise ones, so that they
     are compared with the FFN on equal values."""

@@ -8,7 +8,8 @@ taken for a model, the header of its weights is compared with the configuration.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from reluformer import files, rules
 from reluformer.errors import ArgumentError, ConfigError, StorageError, nearest
@@ -117,12 +119,38 @@ def load_weights(directory: Path, model: nn.Module) -> None:
             parameter.copy_(saved[name])
 
 
+class _WithoutInitialisation(TorchFunctionMode):
+    """Skips the functions of `torch.nn.init`; on the device "meta" they would import the compiler of torch."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        if getattr(func, "__module__", None) == nn.init.__name__:
+            return given["tensor"] if "tensor" in given else args[0]
+        return func(*args, **given)
+
+
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """Builds models inside the block as shapes alone, whose weights take neither memory nor time.
+
+    Example:
+        >>> with without_memory():
+        ...     layer = nn.Linear(10**6, 10**6)
+        >>> layer.weight.device, tuple(layer.weight.shape)
+        (device(type='meta'), (1000000, 1000000))
+    """
+    with torch.device("meta"), _WithoutInitialisation():
+        yield
+
+
 def check_weights(directory: Path, model: nn.Module) -> None:
     """Compares names, types and shapes of the saved weights with those of `model`; their values are not read.
 
     Args:
         directory: The directory of a saved model.
-        model: The model of its configuration; it may be on the device "meta", where it takes no memory.
+        model: The model of its configuration; it may be built inside `without_memory`.
 
     Raises:
         StorageError: A weight is missing, unknown, or of another shape or type, or the file is damaged.

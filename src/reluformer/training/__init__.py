@@ -3,10 +3,9 @@
 task        what the trainer has to know about a task: model, data, loss
 fit         fit(): a task and a directory in, a trained model out; starts or resumes a run
 loop        the training loop: update, log, validate, save a checkpoint
-state       the counters that a checkpoint keeps
 objective   cross entropy that never holds all logits, and the regulariser
 optimizer   AdamW, learning rate, rule warm-up and averages of weights
-checkpoint  checkpoints, written whole or not at all
+checkpoint  the counters of training, and checkpoints, written whole or not at all
 run         the run directory: recipe, log, status, checkpoints and models
 divergence  the error for a loss that is not finite: where it began and what may help
 progress    what a person sees, and TensorBoard

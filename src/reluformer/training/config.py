@@ -15,7 +15,7 @@ class TrainingConfig(Config):
 
     updates: int = Field(default=20_000, gt=0, le=10**9)
     """Stop after so many updates. The cosine schedule ends here."""
-    max_minutes: float | None = Field(default=None, gt=0, le=10**9)
+    max_minutes: float | None = Field(default=None, gt=0, le=10**9, examples=[60])
     """Stop after so many minutes of training, resumed parts added up. Unset: no limit."""
 
     tokens_per_batch: int = Field(default=4096, gt=0, le=10**9)
@@ -34,7 +34,7 @@ class TrainingConfig(Config):
     """How the learning rate falls after the warm-up."""
     warmup: int = Field(default=1000, ge=0, le=10**9)
     """Updates over which the learning rate rises linearly from 0."""
-    rule_warmup: int = Field(default=0, ge=0, le=10**9)
+    rule_warmup: int = Field(default=0, ge=0, le=10**9, examples=[2000])
     """Updates over which rules with a level of the row (`relu_exp`) go from no zeros to their own. 0: none."""
     betas: tuple[float, float] = (0.9, 0.98)
     """Decay of AdamW's two moments."""
@@ -42,33 +42,33 @@ class TrainingConfig(Config):
     """AdamW's decay of matrices; norms, biases and other vectors are not decayed."""
     clip: float | None = Field(default=1.0, gt=0, le=1e30)
     """Largest norm of the whole gradient. Unset: no clipping."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp16"] = Field(default="fp32", examples=["bf16"])
     """Arithmetic of matrix products; weights stay in float32."""
     compile: bool = False
     """Compile the model with torch.compile. Needs a C++ compiler; the first updates take minutes."""
     device: Literal["auto", "cpu"] = "auto"
     """The accelerator that is there, or the CPU in any case."""
-    seed: int = Field(default=0, ge=0, lt=2**32)
+    seed: int = Field(default=0, ge=0, lt=2**32, examples=[1])
     """Decides initial weights, order of the data and dropout."""
 
-    ema_decay: float | None = Field(default=None, gt=0, lt=1)
+    ema_decay: float | None = Field(default=None, gt=0, lt=1, examples=[0.999])
     """Validate and keep an exponential moving average of the weights, e.g. 0.999. Unset: none."""
-    average_last: int = Field(default=0, ge=0, le=10**6)
+    average_last: int = Field(default=0, ge=0, le=10**6, examples=[3])
     """The final model is the mean of this many last checkpoints. 0: none."""
 
     validate_every: int = Field(default=1000, gt=0, le=10**9)
     """Updates between two looks at the validation split."""
-    validate_bleu: int = Field(default=0, ge=0, le=10**9)
+    validate_bleu: int = Field(default=0, ge=0, le=10**9, examples=[100])
     """Validation documents that are also translated and scored each time. 0: none."""
-    patience: int | None = Field(default=None, gt=0, le=10**9)
+    patience: int | None = Field(default=None, gt=0, le=10**9, examples=[10])
     """Stop after so many validations in a row without a lower loss. Unset: never."""
 
     checkpoint_every: int = Field(default=1000, gt=0, le=10**9)
     """Updates between two checkpoints."""
     checkpoint_minutes: float = Field(default=10, gt=0, le=10**9)
-    """Save one also when the last is this old."""
+    """A checkpoint is also saved when the last one is this many minutes old."""
     keep_checkpoints: int = Field(default=3, gt=0, le=10**6)
-    """Older ones are deleted."""
+    """Newest checkpoints that are kept; older ones are deleted."""
     log_every: int = Field(default=50, gt=0, le=10**9)
     """Updates between two lines of the log."""
     telemetry_every: int = Field(default=500, gt=0, le=10**9)

@@ -20,10 +20,11 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import Tensor
 
+from reluformer import environment
 from reluformer.errors import ConfigError, ReluformerError, StorageError
 from reluformer.models import storage
 from reluformer.training import progress as displays
-from reluformer.training.checkpoint import Checkpoint
+from reluformer.training.checkpoint import Checkpoint, TrainingState
 from reluformer.training.config import TrainingConfig, TrainingRecipe
 from reluformer.training.divergence import DivergedError
 from reluformer.training.loop import Trainer
@@ -31,7 +32,6 @@ from reluformer.training.optimizer import mean_of
 from reluformer.training.processes import Processes
 from reluformer.training.progress import SilentProgress, TrainingProgress
 from reluformer.training.run import RunDirectory
-from reluformer.training.state import TrainingState
 from reluformer.training.task import Task
 
 
@@ -224,6 +224,7 @@ def _start(trainer: Trainer, initial: Path | None, resumes: bool) -> None:
             _begin(trainer, fingerprint)
         else:
             trainer.run.resume(trainer.task.recipe, checkpoint.step)
+        trainer.run.add_environment(0 if checkpoint is None else checkpoint.step, environment.training_record())
     trainer.processes.wait()
 
 

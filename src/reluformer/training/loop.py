@@ -25,15 +25,14 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from reluformer.telemetry import Telemetry
-from reluformer.training.checkpoint import Checkpoint
+from reluformer.training.checkpoint import Checkpoint, LogInterval, TrainingState
 from reluformer.training.divergence import diagnose
 from reluformer.training.objective import LossSums
 from reluformer.training.optimizer import MovingAverage, Optimizer, RuleWarmup, learning_rate
 from reluformer.training.processes import Processes
 from reluformer.training.progress import TrainingProgress, UpdateReport
 from reluformer.training.run import RunDirectory
-from reluformer.training.state import LogInterval, TrainingState
-from reluformer.training.task import Batch, Task
+from reluformer.training.task import Task, TrainingBatch
 
 
 class Trainer:
@@ -144,7 +143,7 @@ class Trainer:
         self.state.interval = self.state.interval.with_update(interval, norm)
         self._show(interval)
 
-    def _forward(self, step: int, batch: Batch, watched: bool) -> LossSums:
+    def _forward(self, step: int, batch: TrainingBatch, watched: bool) -> LossSums:
         watching = watched and self.processes.is_main and step % self.telemetry.every == 0
         if watching and self.config.compile:  # compiled code runs no hooks: look at a pass of its own
             with torch.no_grad(), self.telemetry.watch(step, batch.row_masks):
@@ -176,7 +175,7 @@ class Trainer:
         parts = [part.smoothed, part.plain, *(part.regularizer or ())]
         return torch.stack([value.detach().cpu().double() for value in parts])
 
-    def _diverged(self, step: int, batches: list[Batch], what: str) -> None:
+    def _diverged(self, step: int, batches: list[TrainingBatch], what: str) -> None:
         """Stops before the weights are updated, saves them, and raises an error that says where it began."""
 
         def again() -> None:

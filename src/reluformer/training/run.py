@@ -2,6 +2,7 @@
 
 recipe.yaml                     the recipe, with absolute paths
 status.json                     running, interrupted, diverged or finished
+environment.json                for each start of the training: versions, commit, machine and command
 log.jsonl                       one event a line, one clean sequence even after many resumptions
 checkpoints/step-00001000/      what training resumes from
 best/                           the model with the lowest validation loss so far; it loads by itself
@@ -25,8 +26,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-import yaml
-
 from reluformer import files
 from reluformer.errors import ConfigError, StorageError
 from reluformer.models import CONFIG, WEIGHTS
@@ -39,13 +38,14 @@ Status = Literal["running", "interrupted", "diverged", "finished"]
 R = TypeVar("R", bound="TrainingRecipe")
 
 RECIPE, STATUS, LOG, BEST_STEP = "recipe.yaml", "status.json", "log.jsonl", "best.json"
+ENVIRONMENT = "environment.json"
 TOKENIZER = ("tokenizer.json", "tokenizer.meta.json")
 ONNX = "onnx.json"
 """The manifest of an ONNX export, which has no config.json."""
 MAIN = "reluformer"
 """The run that a folder of runs stands for if it holds one of this name, as that of `make demo` does."""
 _OF_A_RUN = (
-    *(STATUS, "checkpoints", "best", LOG, "tensorboard", "evaluation"),
+    *(STATUS, "checkpoints", "best", LOG, ENVIRONMENT, "tensorboard", "evaluation"),
     *(CONFIG, WEIGHTS, *TOKENIZER),
 )
 """What a new run deletes, in this order: without the first two there is nothing to resume."""
@@ -223,10 +223,30 @@ class RunDirectory:
 
     def set_recipe(self, recipe: TrainingRecipe) -> None:
         """Replaces recipe.yaml, also beside the best model."""
+        import yaml
+
         text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
         files.write_text(self.path / RECIPE, text)
         if (self.best / RECIPE).is_file():
             files.write_text(self.best / RECIPE, text)
+
+    @property
+    def environments(self) -> list[dict[str, Any]]:
+        """What each start of the training was made with, from the first; empty for a run of version 0.1.
+
+        Starts in an unchanged environment are one entry, with the step after which the first of them began.
+        """
+        try:
+            return [dict(entry) for entry in files.parse_json(files.read_text(self.path / ENVIRONMENT))["starts"]]
+        except (OSError, ValueError, KeyError, TypeError, StorageError):
+            return []  # only a record; training does not depend on it
+
+    def add_environment(self, step: int, values: Mapping[str, Any]) -> None:
+        """Records versions, machine and command of a training that starts or resumes after `step`."""
+        starts = [entry for entry in self.environments if entry.get("step", 0) <= step]
+        if not starts or {**starts[-1], "step": step} != {"step": step, **_plain(values)}:
+            starts.append({"step": step, **_plain(values)})
+        files.write_json(self.path / ENVIRONMENT, {"starts": starts})
 
     def check_resumable(self, recipe: TrainingRecipe) -> None:
         """Refuses to resume with another recipe; the error names the keys that differ.

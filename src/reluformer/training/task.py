@@ -21,7 +21,7 @@ Evaluate = Callable[[Any], Mapping[str, float]]
 """Returns scores of a model beside its loss, e.g. {"bleu": 27.1}. The main process calls it at each validation."""
 
 
-class Batch(Protocol):
+class TrainingBatch(Protocol):
     """One batch of examples, as the objective takes it."""
 
     @property
