@@ -27,10 +27,18 @@ from reluformer.errors import ArgumentError, DataError, ReluformerError, Storage
 from reluformer.translation.corpus import read_documents
 from reluformer.translation.document import Skipped, SkipReason
 from reluformer.translation.downloads import convert
-from reluformer.translation.downloads.catalogue import DATASETS, Checksum, Dataset, RemoteFile, find
+from reluformer.translation.downloads.catalogue import (
+    DATASETS,
+    RECORD,
+    Checksum,
+    Dataset,
+    ObtainedSet,
+    RemoteFile,
+    find,
+    obtain,
+)
 from reluformer.translation.downloads.convert import CONVERTERS, extract
 from reluformer.translation.downloads.fetch import Digests, Patience, WebRedirects, fetch
-from reluformer.translation.downloads.obtain import RECORD, ObtainedSet, obtain
 from reluformer.translation.recipe import CorpusSource, DataConfig
 
 NO_PAUSE = Patience(attempts=3, timeout=5, pause=lambda seconds: None)

@@ -19,12 +19,11 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 from urllib.parse import urlsplit
 
 from reluformer import __version__
 from reluformer.errors import ArgumentError, DataError, StorageError
-from reluformer.translation.downloads.catalogue import Checksum
 
 BLOCK = 2**18
 MOST_BYTES = 2**30
@@ -55,6 +54,15 @@ class Patience:
     def wait(self, failures: int) -> None:
         """Pauses twice as long after each failure."""
         self.pause(self.first_pause * 2 ** (failures - 1))
+
+
+@dataclass(frozen=True)
+class Checksum:
+    """A checksum is a digest of a file; `source` says who published it."""
+
+    algorithm: Literal["sha256", "md5"]
+    digest: str
+    source: str
 
 
 @dataclass(frozen=True)
