@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from reluformer.errors import DataError, UnknownNameError
 from reluformer.translation import formats
-from reluformer.translation.formats import decode_text, spans
+from reluformer.translation.formats import decode_text
+from reluformer.translation.formats.skeleton import restore
 from reluformer.translation.recipe import CorpusSource
 
 EXACT = ("plain", "markdown", "html", "aligned")
@@ -69,6 +70,26 @@ def test_own_sentences_give_any_text_back(name: str, text: str) -> None:
 def test_wrapped_text_comes_back_too(text: str) -> None:
     sentences, skeleton = formats.PlainText(wrapped=True).parse(text)
     assert skeleton.fill(sentences) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("plain", "One dog.\n1,234\n"),
+        ("markdown", "| One | 12 |\n|---|---|\n"),
+        ("html", "<td>One</td><td>12</td>"),
+        ("aligned", "One\n🎉\n"),
+        ("tsv", "One\n12\n"),
+        ("jsonl", '{"src": ["One", " ", "3 + 4"]}'),
+        ("po", 'msgid "One"\nmsgstr ""\n\nmsgid "12"\nmsgstr ""\n'),
+    ],
+)
+def test_sentences_without_letters_are_counted(name: str, text: str) -> None:
+    skeleton = formats.get(name).skeleton(text)
+    report = formats.FillReport()
+    skeleton.fill(skeleton.sentences, report)
+    assert (report.sentences, report.copied) == (2, 1)
+    assert str(report) == "copied 1 of 2 sentences, which have no letters"
 
 
 @pytest.mark.parametrize("name", [*EXACT, "tsv", "jsonl"])
@@ -234,7 +255,7 @@ def test_pathological_markup_is_only_text(text: str) -> None:
 
 
 def test_restoring_without_marks_drops_invented_ones() -> None:
-    assert spans.restore("a [5] b", [("`c`", None, "")]) == "a  b `c`"
+    assert restore("a [5] b", [("`c`", None, "")]) == "a  b `c`"
 
 
 # ------------------------------------------------------------------ lines and tables

@@ -28,7 +28,7 @@ def test_one_sentence_out_for_each_one_in(stepper, tokenizer, window):
     for document, (best,) in zip(documents, found, strict=True):
         assert len(best.sentences) == len(document)
         for source, target in zip(document, best.sentences, strict=True):
-            assert bool(source.strip()) or target == ""
+            assert bool(source.strip()) or target == source
 
 
 def test_documents_in_a_batch_do_not_influence_each_other(stepper, tokenizer):
@@ -125,3 +125,15 @@ def test_padding():
     assert mask is not None and mask.tolist() == [[True, True, True], [True, True, False]]
     assert padded([[5, 2]])[1] is None
     assert padded([])[0].shape == torch.Size([0, 0])
+
+
+COPIED = ["1,234", "🎉🎉", "3 + 4 = 7", "...", " 12 %", "²", "–"]
+
+
+def test_what_has_no_letters_is_copied(stepper, tokenizer):
+    document = ["the cat", *COPIED, "a dog"]
+    ((found,),) = translate_documents(stepper, tokenizer, [document], _config())
+    assert list(found.sentences[1:-1]) == COPIED
+    ((without,),) = translate_documents(stepper, tokenizer, [["the cat", "a dog"]], _config())
+    assert (found.sentences[0], found.sentences[-1], found.score) == (*without.sentences, without.score)
+    assert list(stream_document(stepper, tokenizer, document, _config())) == list(found.sentences)

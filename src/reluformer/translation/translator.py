@@ -19,6 +19,7 @@ from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.training.run import RunDirectory, find_run, refuse_folder_of_runs
 from reluformer.translation import formats
 from reluformer.translation.formats import TextFormat
+from reluformer.translation.inspection import AttentionMaps, inspect_document
 from reluformer.translation.native_stepper import stepper_of
 from reluformer.translation.recipe import DecodingConfig, decoding_of
 from reluformer.translation.stepper import AnyStepper, ModelStepper, Stepper, evaluating
@@ -211,6 +212,31 @@ class Translator:
         """
         source_rows, target_rows = ([self._tokens(document) for document in side] for side in (sources, targets))
         return score_targets(self.model, source_rows, target_rows, self.config.batch_tokens)
+
+    def inspect(self, text: str | Sentences, translation: Sentences | None = None) -> list[AttentionMaps]:
+        """Returns what each token of a text and its translation read, in every layer and head.
+
+        Args:
+            text: A plain text, which is split into sentences, or a list of sentences.
+            translation: The translation of each sentence; by default the model translates them.
+
+        Returns:
+            The tokens and maps of each window of the text, in order. A text that fits into one window has one.
+
+        Raises:
+            ArgumentError: The text has no sentence, the numbers of sentences differ, or this is an ONNX export.
+
+        Example:
+            >>> import reluformer as rf
+            >>> translator = rf.load("runs/demo")  # doctest: +SKIP
+            >>> [maps] = translator.inspect("The lamp is new. It is big.")  # doctest: +SKIP
+            >>> maps.cross.shape, maps.source[:3]  # doctest: +SKIP
+            ((3, 4, 11, 10), ('The', 'lamp', 'is'))
+        """
+        sentences = formats.get("plain").parse(text)[0] if isinstance(text, str) else text
+        if translation is not None:
+            _refuse_single("inspect", translation)
+        return inspect_document(self, sentences, translation)
 
     def _tokens(self, document: Sentences) -> list[int]:
         _refuse_single("score", document)

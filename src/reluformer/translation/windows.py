@@ -4,7 +4,8 @@ A document is cut at sentence borders into windows of source tokens. Each window
 the last sentences before it; their translations are a forced prefix of its target. So
 pronouns keep their antecedents and terms their translations. Every sentence comes back as
 exactly one sentence. A sentence that is longer than a window is cut between words, and the
-translations of its pieces are joined. A blank sentence stays blank.
+translations of its pieces are joined. A sentence without letters, such as `1,234` or an emoji, is
+copied, and the model never sees it.
 
 The windows of one document are translated in order. Windows of different documents share batches.
 """
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from reluformer.translation.beam_search import Hypothesis, Outline, Search, beam_search
 from reluformer.translation.recipe import DecodingConfig
+from reluformer.translation.sentence import has_letters
 from reluformer.translation.stepper import AnyStepper
 from reluformer.translation.tokenizer import END, PAD, SEPARATOR, Tokenizer
 
@@ -127,6 +129,7 @@ class WindowedDocument:
     """
 
     def __init__(self, document: Sequence[str], tokenizer: Tokenizer, config: DecodingConfig) -> None:
+        self._document = document
         self._tokenizer = tokenizer
         self._config = config
         self._size = TRAINED_WINDOW if config.window_tokens is None else config.window_tokens
@@ -146,7 +149,7 @@ class WindowedDocument:
 
     @property
     def finished_sentences(self) -> int:
-        """The number of translated sentences, blank ones included."""
+        """The number of translated sentences, copied ones included."""
         return sum(end <= len(self._done) for end in self._first_unit[1:])
 
     def window(self) -> Window:
@@ -194,7 +197,10 @@ class WindowedDocument:
     def _sentences(self, units: Sequence[Sequence[int]]) -> list[str]:
         """Returns the sentences that `units` complete."""
         spans = [span for span in pairwise(self._first_unit) if span[1] <= len(units)]
-        return [" ".join(self._tokenizer.decode(unit) for unit in units[start:stop]) for start, stop in spans]
+        return [
+            " ".join(map(self._tokenizer.decode, units[start:stop])) if stop > start else sentence
+            for sentence, (start, stop) in zip(self._document, spans, strict=False)
+        ]
 
     def _context(self, first: int) -> int:
         """Returns the first unit of the context, which takes at most half of a window and leaves room for a unit."""
@@ -209,7 +215,7 @@ class WindowedDocument:
 
     def _pieces(self, sentence: str) -> list[list[int]]:
         """Returns the tokens of a sentence. Where they exceed a window, they are cut between or inside words."""
-        if not sentence.strip():
+        if not has_letters(sentence):
             return []
         tokens = self._tokenizer.encode(sentence)
         most = (TRAINED_WINDOW if self._size == "sentence" else self._size) - 1

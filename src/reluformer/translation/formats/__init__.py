@@ -8,12 +8,12 @@ A skeleton filled with its own sentences is the text again, byte for byte, in `p
 `aligned`, `markdown` and `html`; the other formats only add to what is there. `skeleton.documents`
 groups the same sentences by document, for models that read across sentences.
 
-plain      running text, and aligned text with one sentence a line
+plain      running text, aligned text with one sentence a line, and the files of all formats
 markdown   CommonMark with tables
 html       pages
 tabular    TSV and JSON lines
 bilingual  TMX, XLIFF and PO
-skeleton   text units and the place that fills them; `spans` protects code and links, `lines` reads files
+skeleton   text units, the skeleton that they are put back into, and the spans that no model may touch
 """
 
 from __future__ import annotations
@@ -23,11 +23,18 @@ from pathlib import Path
 from reluformer.errors import UnknownNameError, nearest
 from reluformer.translation.formats.bilingual import BilingualFormat, Po, Tmx, Xliff
 from reluformer.translation.formats.html import Html
-from reluformer.translation.formats.lines import decode_text, read_text, split_lines, write_text
 from reluformer.translation.formats.markdown import Markdown
-from reluformer.translation.formats.plain import AlignedText, PlainText
+from reluformer.translation.formats.plain import (
+    AlignedText,
+    PlainText,
+    decode_text,
+    read_text,
+    split_lines,
+    write_text,
+)
 from reluformer.translation.formats.skeleton import (
     CorpusFormat,
+    FillReport,
     Skeleton,
     TextFormat,
     TextSkeleton,
@@ -93,6 +100,7 @@ __all__ = [
     "AlignedText",
     "BilingualFormat",
     "CorpusFormat",
+    "FillReport",
     "Html",
     "Jsonl",
     "Markdown",

@@ -2,7 +2,7 @@
 
 For translation, entries without a target get one. Kept: every entry that has a
 translation, notes, states, order, placeholders of programs (`%s`, `{name}`, tags; see
-`spans`), white space around and between sentences. Not kept: inline elements of XLIFF and
+`skeleton`), white space around and between sentences. Not kept: inline elements of XLIFF and
 TMX segments, whose text is translated without them. The file is written by
 translate-toolkit, so its layout may change where a target was added.
 
@@ -21,9 +21,20 @@ from typing import Any
 
 from reluformer.errors import ArgumentError, DataError
 from reluformer.translation.document import Document, DocumentAssembler, SentencePair, Skipped, SkipReason
-from reluformer.translation.formats.lines import BYTE_ORDER_MARK, decode_line, open_binary
-from reluformer.translation.formats.skeleton import CorpusFormat, Skeleton, TextPart, TextUnit, filled
-from reluformer.translation.formats.spans import ADDRESS, MARK, TAG, Span, split_units
+from reluformer.translation.formats.plain import BYTE_ORDER_MARK, decode_line, open_binary
+from reluformer.translation.formats.skeleton import (
+    ADDRESS,
+    MARK,
+    TAG,
+    CorpusFormat,
+    FillReport,
+    Skeleton,
+    Span,
+    TextPart,
+    TextUnit,
+    filled,
+    split_units,
+)
 
 _PLACEHOLDER = re.compile(
     r"%(?:\([^()\s]++\))?[-+#0]*+\d*+(?:\.\d++)?+(?:ll?|h)?[diouxXeEfFgGcrs%]|\$?\{[^{}\s]*+\}|&#?\w++;"
@@ -174,12 +185,12 @@ class _BilingualSkeleton(Skeleton):
             raise DataError(f"{self.codec.name}: the file declares the encoding {encoding}; convert it to UTF-8 first")
         return self.codec.store(self.text.removeprefix(BYTE_ORDER_MARK).encode("utf-8"))
 
-    def _fill(self, translations: Iterator[str]) -> str:
+    def _fill(self, translations: Iterator[str], report: FillReport) -> str:
         if not self.entries:
             return self.text
         store = self._open()
         for index, forms in self.entries.items():
-            texts = ["".join(filled(form, translations)) for form in forms]
+            texts = ["".join(filled(form, translations, report)) for form in forms]
             self.codec.fill_entry(store.units[index], texts, self.plural_forms)
         return bytes(store).decode("utf-8")
 

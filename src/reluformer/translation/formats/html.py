@@ -1,7 +1,7 @@
 """HTML: the words are translated; tags, comments, scripts and attributes stay as they are.
 
 Running text ends where a block ends (a paragraph, a cell, a line break). Inline markup
-inside of a sentence passes through a model as `spans` describes: `<b>word</b>` as a label
+inside of a sentence passes through a model as `skeleton` describes: `<b>word</b>` as a label
 that is translated, code and other tags whole. Entities are read as the characters that
 they stand for; a translation is escaped again.
 """
@@ -13,8 +13,18 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from reluformer.translation.formats.skeleton import Skeleton, TextFormat, TextPart, TextSkeleton, TextUnit
-from reluformer.translation.formats.spans import ADDRESS, MARK, MarkedUnit, Span, split_units
+from reluformer.translation.formats.skeleton import (
+    ADDRESS,
+    MARK,
+    MarkedUnit,
+    Skeleton,
+    Span,
+    TextFormat,
+    TextPart,
+    TextSkeleton,
+    TextUnit,
+    split_units,
+)
 
 _KEPT = "script|style|pre|textarea|template|svg|math|noscript|iframe|object"
 _INLINE = re.compile(

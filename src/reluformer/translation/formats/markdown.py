@@ -3,7 +3,7 @@
 Kept exactly: front matter, fenced and indented code, HTML blocks, link definitions,
 heading, list, quote and table markup, inline code, images (with their alternative text),
 bare and bracketed addresses, HTML tags, footnote marks, link targets; a link whose label
-is code or an image is kept whole. See `spans` for how they pass through a model.
+is code or an image is kept whole. See `skeleton` for how they pass through a model.
 
 Not kept: the line breaks inside a translated sentence (it is written on one line), and
 nothing watches over emphasis: its marks stay in the sentence for the model to copy.
@@ -21,9 +21,20 @@ from typing import NamedTuple
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from reluformer.translation.formats.lines import TextLine, split_lines
-from reluformer.translation.formats.skeleton import Skeleton, TextFormat, TextPart, TextSkeleton, TextUnit
-from reluformer.translation.formats.spans import ADDRESS, MARK, TAG, MarkedUnit, Span, split_units
+from reluformer.translation.formats.plain import TextLine, split_lines
+from reluformer.translation.formats.skeleton import (
+    ADDRESS,
+    MARK,
+    TAG,
+    MarkedUnit,
+    Skeleton,
+    Span,
+    TextFormat,
+    TextPart,
+    TextSkeleton,
+    TextUnit,
+    split_units,
+)
 from reluformer.translation.splitters import Splitter
 
 _FRONT_MATTER = re.compile(r"\ufeff?(?:(---|\+\+\+)[ \t]*\r?\n(?:[^\n]*+\n)*?(?:\1|\.\.\.)[ \t]*(?:\r?\n|\Z))?")

@@ -10,17 +10,25 @@ from typing import Any
 
 from reluformer.errors import DataError
 from reluformer.translation.document import Document, DocumentAssembler, SentencePair
-from reluformer.translation.formats.lines import (
+from reluformer.translation.formats.plain import (
     BYTE_ORDER_MARK,
     UTF8_MOST_BYTES,
+    SentenceGroups,
     TextLine,
     decode_line,
+    is_blank,
     numbered_lines,
-    on_one_line,
     split_lines,
 )
-from reluformer.translation.formats.plain import SentenceGroups, is_blank
-from reluformer.translation.formats.skeleton import CorpusFormat, Skeleton, TextPart, TextSkeleton, TextUnit
+from reluformer.translation.formats.skeleton import (
+    CorpusFormat,
+    FillReport,
+    Skeleton,
+    TextPart,
+    TextSkeleton,
+    TextUnit,
+    on_one_line,
+)
 
 MOST_NESTED = 100
 """A line of JSON may nest lists and objects this deep."""
@@ -32,7 +40,8 @@ _NESTED_TOO_DEEP = object()
 class _TsvUnit(TextUnit):
     """The translation goes into a column of its own, so the source is never replaced."""
 
-    def fill(self, translation: str) -> str:
+    def fill(self, translation: str, report: FillReport | None = None) -> str:
+        super().fill(translation, report)
         return on_one_line(translation).replace("\t", " ")
 
 
@@ -131,11 +140,13 @@ class _JsonlSkeleton(Skeleton):
             for number, record in enumerate(self.records.values(), 1)
         )
 
-    def _fill(self, translations: Iterator[str]) -> str:
+    def _fill(self, translations: Iterator[str], report: FillReport) -> str:
         pieces = []
         for index, (body, ending) in enumerate(self.lines):
             record = self.records.get(index)
             if record is not None:
+                for sentence in filter(str.strip, record["src"]):
+                    report.add(sentence)
                 texts = [next(translations) if sentence.strip() else sentence for sentence in record["src"]]
                 body = _with_translation(body, record, texts)
             pieces.append(body + ending)
