@@ -7,7 +7,9 @@ import torch
 
 from reluformer.errors import ArgumentError
 from reluformer.translation.inspection import read_map, tokenize_words
+from reluformer.translation.recipe import DecodingConfig
 from reluformer.translation.tokenizer import END, SEPARATOR
+from reluformer.translation.translator import Translator
 
 SOURCE, TARGET = [5, 6, 7, 8, 2], [6, 3, 7, 2]
 
@@ -91,3 +93,85 @@ def test_a_mark_is_told_from_text_of_the_same_letters(tokenizer):
     assert [word.text for word in words] == ["a", "<sep>", "dog", "<sep>", "it", "<end>", "<end>"]
     assert [word.is_mark for word in words] == [False, False, False, True, False, False, True]
     assert [token for token, place in tokens if words[place].is_mark] == [SEPARATOR, END]
+
+
+@pytest.mark.parametrize("kind", ["cross", "encoder", "decoder"])
+def test_each_kind_of_attention_gives_the_read_of_the_model(make_model, kind):
+    rules = dict.fromkeys(("encoder_attention", "decoder_attention", "cross_attention"), "relu")
+    model = make_model(**rules, encoder_layers=2)
+    block = (model.encoder if kind == "encoder" else model.decoder)[1]
+    seen = {}
+
+    def keep(module, given, output):
+        seen["values"], seen["read"] = given[1].values, output[0]
+
+    hook = (block.cross if kind == "cross" else block.attention).layer.read.register_forward_hook(keep)
+    found = read_map(model, SOURCE, TARGET, layer=1, head=0, slots=3, attention=kind)
+    hook.remove()
+    (head,), (memory,) = found.heads, found.slots
+    rows, columns = {"cross": (4, 5), "encoder": (5, 5), "decoder": (4, 4)}[kind]
+    dense = torch.zeros(rows, columns, dtype=torch.float64)
+    for row, reads in enumerate(head.rows):
+        for place, weight in reads:
+            dense[row, place] = weight
+    torch.testing.assert_close(dense @ seen["values"][0, 0], seen["read"][0, 0])
+    assert found.weights == {"cross": 20, "encoder": 25, "decoder": 10}[kind], "what is visible"
+    assert found.zero_fraction == pytest.approx(1 - int((dense != 0).sum()) / found.weights)
+    assert len(memory.rows) == rows and found.to_json()["attention"] == kind
+
+
+def test_an_attention_that_does_not_exist(make_model):
+    with pytest.raises(ArgumentError, match="unknown attention 'self'; valid: cross, encoder, decoder"):
+        read_map(make_model(), SOURCE, TARGET, attention="self")
+
+
+class TestTranslatorInspect:
+    SENTENCES = ("the cat saw a dog", "it ran home")
+
+    @pytest.fixture
+    def translator(self, make_model, tokenizer):
+        model = make_model(vocab_size=tokenizer.vocab_size, encoder_layers=3, decoder_layers=2).float()
+        return Translator(model, tokenizer, DecodingConfig(beam=1, window_tokens=64))
+
+    def test_the_maps_are_those_of_the_model(self, translator):
+        (maps,) = translator.inspect(list(self.SENTENCES), ["a cat", "a dog ran"])
+        source, target = len(maps.source), len(maps.target)
+        assert "".join(maps.source).startswith("the") and maps.source[-1] == maps.target[-1] == "<end>"
+        assert "<sep>" in maps.source and "<sep>" in maps.target
+        assert maps.target_sentences == ("a cat", "a dog ran")
+        assert maps.encoder.shape == (3, 2, source, source)
+        assert maps.decoder.shape == (2, 2, target, target)
+        assert maps.cross.shape == (2, 2, target, source)
+        assert maps.cross.dtype == "float32"
+        assert not maps.decoder[:, :, *torch.triu_indices(target, target, 1).tolist()].any()
+        tokens = [
+            [token for token, _ in tokenize_words(translator.tokenizer, sentences, 0)[0]]
+            for sentences in (maps.source_sentences, maps.target_sentences)
+        ]
+        for kind in ("cross", "encoder", "decoder"):
+            for head in read_map(translator.model, *tokens, attention=kind).heads:
+                dense = torch.zeros(getattr(maps, kind).shape[2:])
+                for row, reads in enumerate(head.rows):
+                    for place, weight in reads:
+                        dense[row, place] = weight
+                torch.testing.assert_close(torch.from_numpy(getattr(maps, kind)[head.layer, head.head]), dense)
+
+    def test_a_text_is_translated_and_read_window_by_window(self, translator):
+        text = "The cat saw a dog. It ran home."
+        (maps,) = translator.inspect(text)
+        assert maps.source_sentences == ("The cat saw a dog.", "It ran home.")
+        assert [list(maps.target_sentences)] == translator.translate_documents([maps.source_sentences])
+        translator.config = translator.config.replace(window_tokens="sentence")
+        windows = [part.source_sentences for part in translator.inspect(text)]
+        assert windows == [
+            ("The cat saw a dog.",),
+            ("It ran home.",),
+        ]
+
+    def test_wrong_use(self, translator):
+        with pytest.raises(ArgumentError, match="no sentence"):
+            translator.inspect(" ")
+        with pytest.raises(ArgumentError, match="2 sentences but 1 translations"):
+            translator.inspect(list(self.SENTENCES), ["a cat"])
+        with pytest.raises(ArgumentError, match="inspect takes a list"):
+            translator.inspect(list(self.SENTENCES), "a cat")

@@ -7,7 +7,7 @@ import pytest
 
 from reluformer.integrations.server.application import page_files
 from reluformer.integrations.server.limits import RequestError, ServerLimits
-from reluformer.integrations.server.payloads import FileStorage
+from reluformer.integrations.server.schemas import FileStorage
 
 if TYPE_CHECKING:
     from starlette.testclient import TestClient

@@ -29,7 +29,7 @@ DOCUMENTS = [
 @pytest.fixture
 def engine() -> Callable[..., Engine]:
     """Not started: a test takes its turns itself."""
-    from reluformer.integrations.server.monitoring import Metrics
+    from reluformer.integrations.server.middleware import Metrics
 
     return lambda **limits: Engine(ServerLimits(**limits), Metrics())
 
@@ -258,11 +258,11 @@ def test_closing_finishes_what_was_taken(models: ModelRegistry, engine: Callable
 
 def test_nothing_to_translate(models: ModelRegistry, engine: Callable[..., Engine]) -> None:
     one = engine()
-    jobs = [Job(models[0], []), Job(models[0], [("", " ")])]
+    jobs = [Job(models[0], []), Job(models[0], [("", " ", "12")])]
     for job in jobs:
         one.submit(job)
     finish(one, jobs)
-    assert jobs[0].result.result() == [] and sentences(jobs[1]) == [["", ""]]
+    assert jobs[0].result.result() == [] and sentences(jobs[1]) == [["", " ", "12"]]
 
 
 def test_calls_and_their_failures(models: ModelRegistry, engine: Callable[..., Engine]) -> None:

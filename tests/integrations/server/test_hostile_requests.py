@@ -11,8 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from reluformer.integrations.server.engine import Job
-from reluformer.integrations.server.payloads import Payload, TextLayout
-from reluformer.integrations.server.schemas import TranslateRequest
+from reluformer.integrations.server.schemas import Payload, TextLayout, TranslateRequest
 from reluformer.translation import formats
 
 if TYPE_CHECKING:

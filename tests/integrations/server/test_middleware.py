@@ -102,7 +102,7 @@ def test_nothing_new_while_shutting_down(call: Callable[..., Any]) -> None:
 def test_our_own_faults_are_answered_and_logged_without_text(
     serve: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from reluformer.integrations.server.payloads import Payload
+    from reluformer.integrations.server.schemas import Payload
 
     def fail(*_: Any) -> None:
         raise KeyError("A dog ran home privately.")
@@ -118,7 +118,7 @@ def test_our_own_faults_are_answered_and_logged_without_text(
 
 
 def test_the_log_is_json_without_text(serve: Callable[..., TestClient], caplog: pytest.LogCaptureFixture) -> None:
-    from reluformer.integrations.server.monitoring import JsonFormatter
+    from reluformer.integrations.server.middleware import JsonFormatter
 
     client = serve()
     with caplog.at_level(logging.INFO, "reluformer.integrations.server"):

@@ -121,7 +121,7 @@ from pathlib import Path
 from reluformer.integrations.server import application
 from reluformer.integrations.server.limits import ServerLimits
 from reluformer.integrations.server.model_registry import ModelRegistry, ServedModel
-from reluformer.integrations.server.payloads import Payload
+from reluformer.integrations.server.schemas import Payload
 from reluformer.loading import load
 
 Payload.from_texts = lambda *_: threading.Event().wait()

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -72,6 +72,39 @@ def test_reads_of_a_given_translation_are_those_of_the_model(client: TestClient,
         assert flat == pytest.approx([weight for row in head.rows for _, weight in row], rel=1e-3)
 
 
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_self_attention_of_every_part(client: TestClient, models: ModelRegistry, kind: Any) -> None:
+    found = client.post("/inspect", json={"q": TEXT, "attention": kind}).json()
+    source, target, readable = found["source_tokens"], found["target_tokens"], found["read_tokens"]
+    rows = source if kind == "encoder" else target
+    assert found["attention"] == kind and len(found["reads"]) == found["layers"] == (1 if kind == "encoder" else 2)
+    ends = [place for place, token in enumerate(source) if token["text"] == "<end>"]
+    assert len(ends) > 1, "the document is longer than a window"
+    if kind == "encoder":
+        assert readable == source
+    else:
+        begins = [place for place, token in enumerate(readable) if token["text"] == "<begin>" and token["mark"]]
+        assert len(begins) == len(ends) and len(readable) == len(target)
+        texts = [token["text"] for token in readable if token["text"] != "<begin>"]
+        assert texts == [token["text"] for token in target if token["text"] != "<end>"]
+    for layer in found["reads"]:
+        for head in layer:
+            assert len(head) == len(rows)
+            for number, row in enumerate(head):
+                assert all(weight != 0 for _, weight in row)
+                if kind == "decoder":
+                    assert all(place <= number for place, _ in row), "only what was written before"
+                else:
+                    assert {place for place, _ in row} <= own_part(source, ends, rows[number]["sentence"])
+    assert all(len(layer) == len(rows) for layer in found["slots"])
+    assert 0.1 < found["zero_fraction"] < 0.9
+
+
+def test_an_attention_that_does_not_exist(client: TestClient) -> None:
+    answer = client.post("/inspect", json={"q": "A dog.", "attention": "self"})
+    assert answer.status_code == 422 and "attention" in answer.json()["error"]
+
+
 def test_a_translation_that_cannot_be_dealt_out(client: TestClient) -> None:
     answer = client.post("/inspect", json={"q": TEXT, "text": "The cat."})
     assert (answer.status_code, answer.json()["code"]) == (422, "not_aligned")
@@ -105,5 +138,6 @@ def test_more_weights_than_can_be_shown(client: TestClient, monkeypatch: pytest.
     from reluformer.integrations.server import read_maps
 
     monkeypatch.setattr(read_maps, "MAX_WEIGHTS", 10)
-    answer = client.post("/inspect", json={"q": "A dog."})
-    assert (answer.status_code, answer.json()["error"]) == (413, "the table of reads is longer than 10 weights")
+    for kind in ("cross", "encoder", "decoder"):
+        answer = client.post("/inspect", json={"q": "A dog.", "attention": kind})
+        assert (answer.status_code, answer.json()["error"]) == (413, "the table of reads is longer than 10 weights")

@@ -29,8 +29,8 @@ from itertools import accumulate, islice, zip_longest
 from typing import Any
 
 from reluformer.integrations.server.limits import ServerLimits, busy, failed, shutting_down
+from reluformer.integrations.server.middleware import LOGGER, Metrics
 from reluformer.integrations.server.model_registry import ServedModel
-from reluformer.integrations.server.monitoring import LOGGER, Metrics
 from reluformer.translation.beam_search import Search
 from reluformer.translation.windows import Translation, WindowedDocument, padded
 

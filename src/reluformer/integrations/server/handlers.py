@@ -23,23 +23,26 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from reluformer.integrations.server import read_maps
 from reluformer.integrations.server.engine import Call, Engine, Job, Work
 from reluformer.integrations.server.limits import ApiKey, RequestError, ServerLimits, timed_out, too_large
-from reluformer.integrations.server.middleware import RequestRecord
+from reluformer.integrations.server.middleware import CONTENT_TYPE, Metrics, RequestRecord
 from reluformer.integrations.server.model_registry import ANY_LANGUAGE, ModelRegistry, ServedModel, language_name
-from reluformer.integrations.server.monitoring import CONTENT_TYPE, Metrics
-from reluformer.integrations.server.payloads import FileStorage, Payload, TextLayout, file_suffixes
 from reluformer.integrations.server.read_maps import TokenizedPart
 from reluformer.integrations.server.schemas import (
     DetectRequest,
     FileRequest,
+    FileStorage,
     InspectRequest,
-    Runner,
+    Payload,
+    SizedCall,
     StreamRequest,
+    TextLayout,
     TranslateRequest,
+    file_suffixes,
     read_body,
     read_file,
 )
 from reluformer.integrations.server.workers import Workers
 from reluformer.translation.formats import decode_text
+from reluformer.translation.inspection import AttentionKind
 
 INLINE = 2000
 """Texts of fewer characters are parsed in the event loop; longer ones, and all files, in a worker thread."""
@@ -126,7 +129,7 @@ class Handlers:
         return Response(file.content, media_type="text/plain; charset=utf-8", headers=headers)
 
     async def inspect(self, request: Request) -> Response:
-        """Show what each target token read of the source, and which slots fired for it."""
+        """Show what each token read in one kind of attention, and which slots fired for it."""
         run = self._runner(request)
         body = await read_body(request, InspectRequest, run)
         self.key.check(request, body.api_key)
@@ -142,7 +145,7 @@ class Handlers:
             translated = await run(size, lambda: read_maps.target_parts(model, parts, given))
         targets = await run(size, lambda: read_maps.tokenize(model, translated, self.limits, "'text'"))
         text = given if isinstance(given, str) else " ".join(sentence for part in translated for sentence in part)
-        answer = await self._read_maps(request, model, text, sources, targets)
+        answer = await self._read_maps(request, model, text, sources, targets, body.attention)
         return Response(answer, media_type="application/json")
 
     async def _read_maps(
@@ -152,10 +155,12 @@ class Handlers:
         text: str,
         sources: list[TokenizedPart],
         targets: list[TokenizedPart],
+        attention: AttentionKind,
     ) -> bytes:
-        read_maps.check_weights(model, sources, targets)
+        read_maps.check_weights(model, sources, targets, attention)
         tokens = sum(len(part.tokens) for part in [*sources, *targets])
-        maps = await self._result(request, Call(model, lambda: read_maps.compute(model, sources, targets), tokens))
+        call = Call(model, lambda: read_maps.compute(model, sources, targets, attention), tokens)
+        maps = await self._result(request, call)
         run = self._runner(request)
         answer: bytes = await run(INLINE, lambda: read_maps.to_json(model, text, sources, targets, maps))
         return answer
@@ -223,7 +228,7 @@ class Handlers:
         self.metrics.characters.inc(record.characters)
         return record.characters
 
-    def _runner(self, request: Request) -> Runner:
+    def _runner(self, request: Request) -> SizedCall:
         """Returns a function that calls others until the deadline of the request, for long texts in a worker thread."""
         record: RequestRecord = request.state.record
 
@@ -286,7 +291,7 @@ class Stream:
         """Adds a message to the queue; the engine calls it from its own thread."""
         self._loop.call_soon_threadsafe(self._messages.put_nowait, message)
 
-    async def events(self, request: Request, seconds: float, run: Runner) -> AsyncIterator[str]:
+    async def events(self, request: Request, seconds: float, run: SizedCall) -> AsyncIterator[str]:
         """Yields the events, until the client disconnects.
 
         Args:

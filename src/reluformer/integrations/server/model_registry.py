@@ -51,6 +51,7 @@ class ServedModel:
             "source": self.source,
             "target": self.target,
             "layers": config.decoder_layers,
+            "encoder-layers": config.encoder_layers,
             "heads": config.heads,
             "slots": config.slots,
             "default": default,

@@ -1,4 +1,4 @@
-"""The read maps of `/inspect`: what each target token read of its source, and which slots fired.
+"""The read maps of `/inspect`: what each token read in one kind of attention, and which slots fired.
 
 A document longer than the model's window is inspected in parts. Each part is read alone,
 so the map shows everything that the model saw.
@@ -14,7 +14,16 @@ from itertools import pairwise
 from reluformer.integrations.server.limits import RequestError, ServerLimits, too_large
 from reluformer.integrations.server.model_registry import ServedModel
 from reluformer.translation import formats
-from reluformer.translation.inspection import ReadMap, Word, read_map, split_into_windows, tokenize_words
+from reluformer.translation.inspection import (
+    DOCUMENT_BEGIN,
+    AttentionKind,
+    ReadMap,
+    Word,
+    read_map,
+    split_into_windows,
+    tokenize_words,
+)
+from reluformer.translation.tokenizer import BEGIN
 
 TOP_SLOTS = 32
 MAX_WEIGHTS = 2_000_000
@@ -94,20 +103,42 @@ def tokenize(
     return tokenized
 
 
-def check_weights(model: ServedModel, sources: Sequence[TokenizedPart], targets: Sequence[TokenizedPart]) -> None:
+def check_weights(
+    model: ServedModel,
+    sources: Sequence[TokenizedPart],
+    targets: Sequence[TokenizedPart],
+    attention: AttentionKind = "cross",
+) -> None:
     """Raises an error (413) if there are more weights than a browser can display."""
-    config = model.translator.model.config
-    pairs = sum(len(s.tokens) * len(t.tokens) for s, t in zip(sources, targets, strict=True))
-    if pairs * config.heads * config.decoder_layers > MAX_WEIGHTS:
+    rows = sources if attention == "encoder" else targets
+    columns = targets if attention == "decoder" else sources
+    pairs = sum(len(row.tokens) * len(column.tokens) for row, column in zip(rows, columns, strict=True))
+    if pairs * model.translator.model.config.heads * _layers(model, attention) > MAX_WEIGHTS:
         raise too_large("the table of reads", MAX_WEIGHTS, "weights")
 
 
-def compute(model: ServedModel, sources: Sequence[TokenizedPart], targets: Sequence[TokenizedPart]) -> list[ReadMap]:
+def _layers(model: ServedModel, attention: AttentionKind) -> int:
+    config = model.translator.model.config
+    return config.encoder_layers if attention == "encoder" else config.decoder_layers
+
+
+def compute(
+    model: ServedModel,
+    sources: Sequence[TokenizedPart],
+    targets: Sequence[TokenizedPart],
+    attention: AttentionKind = "cross",
+) -> list[ReadMap]:
     """Returns the read map of each part; only the engine's thread may call it."""
     return [
-        read_map(model.translator.model, source.ids, target.ids, slots=TOP_SLOTS)
+        read_map(model.translator.model, source.ids, target.ids, slots=TOP_SLOTS, attention=attention)
         for source, target in zip(sources, targets, strict=True)
     ]
+
+
+def _readable(target: TokenizedPart) -> TokenizedPart:
+    """Returns what the decoder can read of a part: the begin mark and all tokens of the target but the last."""
+    tokens = [(BEGIN, 0), *((token, place + 1) for token, place in target.tokens[:-1])]
+    return TokenizedPart(tokens, [Word(DOCUMENT_BEGIN, target.words[0].sentence, is_mark=True), *target.words[:-1]])
 
 
 def to_json(
@@ -118,12 +149,13 @@ def to_json(
     maps: Sequence[ReadMap],
 ) -> bytes:
     """Returns the response as JSON; token indices count through all parts."""
-    config = model.translator.model.config
-    layers, heads = config.decoder_layers, config.heads
+    attention = maps[0].attention
+    readable = [_readable(target) for target in targets] if attention == "decoder" else sources
+    layers, heads = _layers(model, attention), model.translator.model.config.heads
     reads: list[list[list[list[tuple[int, float]]]]] = [[[] for _ in range(heads)] for _ in range(layers)]
     slots: list[list[dict[str, object]]] = [[] for _ in range(layers)]
     first = 0
-    for source, found in zip(sources, maps, strict=True):
+    for part, found in zip(readable, maps, strict=True):
         for one in found.heads:
             reads[one.layer][one.head] += [[(first + place, _rounded(w)) for place, w in row] for row in one.rows]
         for memory in found.slots:
@@ -131,14 +163,15 @@ def to_json(
                 {"fired": fired, "of": memory.slots, "top": [(slot, _rounded(w)) for slot, w in row]}
                 for fired, row in zip(memory.fired, memory.rows, strict=True)
             ]
-        first += len(source.tokens)
-    sizes = [len(found.source) * len(found.target) for found in maps]
-    zeros = sum(found.zero_fraction * size for found, size in zip(maps, sizes, strict=True)) / sum(sizes)
+        first += len(part.tokens)
+    zeros = sum(found.zero_fraction * found.weights for found in maps) / sum(found.weights for found in maps)
     answer = {
         "model": model.name,
         "text": text,
+        "attention": attention,
         "source_tokens": _tokens(model, sources),
         "target_tokens": _tokens(model, targets),
+        "read_tokens": _tokens(model, readable),
         "layers": layers,
         "heads": heads,
         "reads": reads,
@@ -155,7 +188,7 @@ def _tokens(model: ServedModel, parts: Sequence[TokenizedPart]) -> list[dict[str
         for token, place in part.tokens:
             word = part.words[place]
             text = word.text if word.is_mark else model.translator.tokenizer.decode([token])
-            described.append({"text": text, "word": first + place, "sentence": word.sentence})
+            described.append({"text": text, "word": first + place, "sentence": word.sentence, "mark": word.is_mark})
         first += len(part.words)
     return described
 
