@@ -28,8 +28,8 @@ pytest.importorskip("onnxscript", reason="needs the extra onnx: pip install 'rel
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx: pip install 'reluformer[onnx]'")
 pytest.importorskip("onnxruntime", reason="needs the extra onnx: pip install 'reluformer[onnx]'")
 
-from reluformer.integrations.onnx import export, manifest, runtime  # noqa: E402
-from reluformer.integrations.onnx.graphs import EncoderGraph  # noqa: E402
+from reluformer.integrations.onnx import export, runtime  # noqa: E402
+from reluformer.integrations.onnx.export import EncoderGraph  # noqa: E402
 
 TEXT = "The cat saw a dog. It ran home because night was near.\n\n The dog was near a cat and it saw home.\n"
 WORDS = ["the", "cat", "saw", "a", "dog", "and", "it", "ran", "home", "because", "night", "was", "near"]
@@ -133,7 +133,7 @@ def test_steps_give_the_models_numbers(name: str, run: Any, export_of: Any) -> N
         if kept is not None:
             for state in (torch_beams, beams):
                 state.select(torch.tensor(kept))
-    assert manifest.read_manifest(export_of(name)).max_difference < 1e-4
+    assert runtime.read_manifest(export_of(name)).max_difference < 1e-4
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -201,15 +201,15 @@ def test_int8_makes_the_linear_layers_integer_and_the_files_smaller(
     traced = export_of("additive")  # before the patch, which would otherwise call itself
 
     def take_traced(model: ReLUFormer, directory: Path, opset: int) -> float:
-        for name in (manifest.ENCODER, manifest.DECODER):
+        for name in (runtime.ENCODER, runtime.DECODER):
             shutil.copy(traced / name, directory)
         return 0.0
 
     monkeypatch.setattr(export, "_write_graphs", take_traced)
     out = tmp_path / "int8"
     report = exported.export_run(run("additive"), out, quantize="int8", opset=None, force=False)
-    assert report["quantize"] == manifest.read_manifest(out).quantize == "int8"
-    operators = [node.op_type for node in onnx.load(out / manifest.DECODER).graph.node]
+    assert report["quantize"] == runtime.read_manifest(out).quantize == "int8"
+    operators = [node.op_type for node in onnx.load(out / runtime.DECODER).graph.node]
     # of each of two layers: query, key and value, output; query and output; feed-forward in and out
     assert operators.count("MatMulInteger") >= 2 * 7
     assert "Gemm" not in operators
@@ -217,7 +217,7 @@ def test_int8_makes_the_linear_layers_integer_and_the_files_smaller(
     assert len(exported.load(out, **settings).translate([TEXT])) == 1
 
 
-@pytest.mark.parametrize("name", [manifest.ENCODER, manifest.DECODER, "tokenizer.json"])
+@pytest.mark.parametrize("name", [runtime.ENCODER, runtime.DECODER, "tokenizer.json"])
 def test_a_damaged_file_is_named(copy: Path, name: str) -> None:
     content = bytearray((copy / name).read_bytes())
     content[len(content) // 2] ^= 1
@@ -227,7 +227,7 @@ def test_a_damaged_file_is_named(copy: Path, name: str) -> None:
 
 
 def test_a_missing_file_is_named(copy: Path) -> None:
-    (copy / manifest.DECODER).unlink()
+    (copy / runtime.DECODER).unlink()
     with pytest.raises(StorageError, match=r"decoder\.onnx is missing; copy the whole folder"):
         exported.load(copy)
 
@@ -249,7 +249,7 @@ def test_the_tokenizer_of_another_model_is_refused(copy: Path) -> None:
     ],
 )
 def test_a_damaged_manifest_is_refused(copy: Path, change: dict[str, Any] | None, message: str) -> None:
-    path = copy / manifest.MANIFEST
+    path = copy / runtime.MANIFEST
     content = json.loads(path.read_text(encoding="utf-8"))
     path.write_text("{" if change is None else json.dumps({**content, **change}), encoding="utf-8")
     with pytest.raises(StorageError, match=message):
@@ -305,7 +305,7 @@ def test_nothing_else_is_overwritten(run: Any, copy: Path, tmp_path: Path) -> No
     (tmp_path / "file").write_text("mine", encoding="utf-8")
     with pytest.raises(StorageError, match="is a file"):
         exported.export_run(run("simplex"), tmp_path / "file", force=True)
-    assert manifest.is_export(copy) and (tmp_path / "file").read_text(encoding="utf-8") == "mine"
+    assert runtime.is_export(copy) and (tmp_path / "file").read_text(encoding="utf-8") == "mine"
 
 
 def test_wrong_graphs_are_never_written(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
