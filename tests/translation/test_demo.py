@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from importlib import resources
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from reluformer.cli import app
 from reluformer.config import load_yaml
 from reluformer.errors import StorageError
 from reluformer.models.config import ModelConfig
-from reluformer.translation.demo import SYSTEMS
+from reluformer.translation.demo import PAPER, SYSTEMS
 from reluformer.translation.recipe import Recipe
 
 SMALL = [
@@ -71,19 +72,39 @@ def test_the_report_stands_alone(out: Path) -> None:
         assert title in page
 
 
-def test_what_is_set_reaches_the_relu_model_and_leaves_a_transformer(tmp_path: Path) -> None:
-    asked = ("training.regularizer.entropy=0.5", "model.cross_attention=softmax", "model.width=64")
+def test_what_is_set_reaches_every_system_and_leaves_a_transformer() -> None:
+    asked = ("training.lr=0.001", "model.cross_attention=softmax", "model.width=64")
     with resources.as_file(resources.files("reluformer.translation") / "demo.yaml") as path:
-        relu, plain = (load_yaml(Recipe, path, (*asked, *system.changes)) for system in SYSTEMS)
-    assert relu.training.regularizer is not None and relu.training.regularizer.entropy == 0.5
+        relu, plain, paper = (load_yaml(Recipe, path, (*asked, *s.changes)) for s in (*SYSTEMS, PAPER))
+    assert relu.training.lr == 0.001 and relu.training.regularizer is None
     assert relu.model_config_for(400) == ModelConfig.preset(
         "tiny", "reluformer", vocab_size=400, width=64, encoder_layers=2, decoder_layers=2, slots=512, dropout=0.0,
-        positions="rotary", encoder_attention=rules.Relu(gamma=4), decoder_attention=rules.Relu(gamma=4),
-        cross_attention="softmax",
+        positions="rotary", encoder_attention="relu_exp", decoder_attention="relu_exp", cross_attention="softmax",
     )  # fmt: skip
-    assert plain.training == relu.training.replace(regularizer=None)
-    softmax = dict.fromkeys(("encoder_attention", "decoder_attention", "cross_attention"), "softmax")
-    assert plain.model_config_for(400) == relu.model_config_for(400).replace(**softmax)
+    assert plain.training == relu.training
+    places = ("encoder_attention", "decoder_attention", "cross_attention")
+    assert plain.model_config_for(400) == relu.model_config_for(400).replace(**dict.fromkeys(places, "softmax"))
+    assert paper.model_config_for(400) == relu.model_config_for(400).replace(
+        **dict.fromkeys(places, rules.Relu(gamma=4))
+    )
+    assert paper.training.regularizer is not None
+    assert paper.training.replace(regularizer=None) == relu.training
+
+
+def test_the_papers_rule_is_a_third_system_on_request(out: Path, tmp_path: Path) -> None:
+    shutil.copytree(out, tmp_path / "demo")  # the two finished systems are not trained again
+    sets = [part for s in SMALL for part in ("--set", s)]
+    result = CliRunner().invoke(app, ["demo", "--paper", "--out", str(tmp_path / "demo"), *sets])
+    assert result.exit_code == 0, result.output
+    results = json.loads((tmp_path / "demo" / "results.json").read_text(encoding="utf-8"))
+    assert list(results["systems"]) == ["reluformer", "transformer", "paper"]
+    assert results["systems"]["paper"]["training"]["step"] == 4
+    before = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    assert (
+        results["systems"]["transformer"]["training"]["seconds"]
+        == before["systems"]["transformer"]["training"]["seconds"]
+    )
+    assert "paper's rule" in (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_file_in_the_place_of_the_demo_is_told(tmp_path: Path) -> None:
