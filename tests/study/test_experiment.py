@@ -12,13 +12,13 @@ import torch
 from reluformer import rules
 from reluformer.errors import ConfigError, UnknownNameError
 from reluformer.models.encoder_decoder import ReLUFormer
-from reluformer.study import controls, experiment
+from reluformer.study import experiment
 from reluformer.study.evaluation import MEASURES as EVALUATED
 from reluformer.study.experiment import SCALES, Experiment
 from reluformer.study.measures import EVALUATION
 from reluformer.study.plan import make_plan
 from reluformer.study.synthetic import RecallModel, RecallTask
-from reluformer.study.trainings import model_of
+from reluformer.study.trainings import model_of, register_controls
 from reluformer.training.config import TrainingConfig
 from reluformer.translation.recipe import ModelRecipe
 
@@ -29,7 +29,7 @@ NAMES = [path.stem for path in (Path(experiment.__file__).parent / "experiments"
 def controls_known() -> Iterator[None]:
     """The controls are registered inside a test only: other tests go through all rules."""
     before = set(rules.names())
-    controls.register()
+    register_controls()
     yield
     for name in set(rules.names()) - before:
         rules.unregister(name)

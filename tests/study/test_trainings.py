@@ -1,4 +1,4 @@
-"""A training of the study and its evaluation, at a size of seconds, and where its corpora are found."""
+"""A training of the study and its evaluation, at a size of seconds, where its corpora are found, and its controls."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from reluformer import rules
 from reluformer.errors import DataError, StorageError
+from reluformer.layers import FeedForward, LearnedScale
 from reluformer.study import evaluation, trainings
 from reluformer.study.measures import EVALUATION
 from reluformer.study.plan import Run
-from reluformer.study.trainings import Context, data_config, find_corpus
+from reluformer.study.trainings import Context, ReluLN, SoftmaxScaled, SoftmaxSqrt, data_config, find_corpus
 from reluformer.study.worker import work
 
 
@@ -168,3 +171,34 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         DataError, match=r"expected train\.jsonl\.gz, or train\.en\.gz with train\.de\.gz; found: notes"
     ):
         data_config(CONTENT, tmp_path)
+
+
+def test_softmax_times_the_root_of_the_visible_slots() -> None:
+    scores, visible = torch.randn(2, 5), torch.tensor([[True] * 5, [True] * 2 + [False] * 3])
+    n = visible.sum(-1, keepdim=True).float()
+    softmax = rules.get("softmax")
+    expected = softmax.weights(scores, n, visible) * n.sqrt()
+    torch.testing.assert_close(SoftmaxSqrt().weights(scores, n, visible), expected)
+    torch.testing.assert_close(SoftmaxSqrt().weights(scores, n, None).sum(-1), n.sqrt().squeeze(-1))
+
+
+def test_a_learned_scale_starts_as_softmax_and_is_learned() -> None:
+    torch.manual_seed(0)
+    layer = FeedForward(8, 16, SoftmaxScaled())
+    x = torch.randn(3, 8)
+    plain = layer.values(layer.rule.weights(layer.keys(x), torch.tensor(16.0), None))
+    torch.testing.assert_close(layer(x)[0], plain)
+    layer(x)[0].square().sum().backward()
+    assert isinstance(layer.norm, LearnedScale)
+    assert layer.norm.log_scale.grad is not None and layer.norm.log_scale.grad != 0
+    with torch.no_grad():
+        layer.norm.log_scale.fill_(1.0)
+    torch.testing.assert_close(layer(x)[0], plain * torch.e)
+
+
+def test_relu_with_a_norm_is_the_plain_layer_and_a_norm() -> None:
+    torch.manual_seed(0)
+    layer = FeedForward(8, 16, ReluLN())
+    x = torch.randn(3, 8)
+    plain = layer.values(torch.relu(layer.keys(x)))
+    torch.testing.assert_close(layer(x)[0], torch.nn.functional.layer_norm(plain, (8,)))

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from reluformer import files, rules
-from reluformer.benchmarking import circumstances
+from reluformer.environment import circumstances
 from reluformer.errors import ReluformerError, StorageError
-from reluformer.study import controls, evaluation, speed, synthetic, trainings
+from reluformer.study import evaluation, speed, synthetic, trainings
 from reluformer.study.measures import EVALUATION
 from reluformer.study.plan import Run
 from reluformer.study.results import StudyDirectory
@@ -176,7 +176,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--plugin", type=Path, action="append", default=[])
     arguments = parser.parse_args()
-    controls.register()
+    trainings.register_controls()
     try:
         for plugin in arguments.plugin:
             rules.load_plugin(plugin)
