@@ -40,7 +40,7 @@ class EmbeddedOptions(Config):
 
     documents: int = Field(default=1000, gt=0, le=10**9)
     """Number of documents."""
-    seed: int = Field(default=0, ge=0, le=2**63 - 1)
+    seed: int = Field(default=0, ge=0, le=2**63 - 1, examples=[1])
     """Another seed gives other documents."""
     sentences: tuple[int, int] = (4, 12)
     """Fewest and most sentences of a document."""
@@ -57,11 +57,11 @@ class EmbeddedOptions(Config):
 class CorpusSource(Config):
     """One split of a corpus: `path`, or the pair `src` and `tgt`, or `embedded`. Files may end in .gz."""
 
-    path: Path | None = None
+    path: Path | None = Field(default=None, examples=["data/train.jsonl.gz"])
     """A file that holds both languages: .jsonl, .tsv, .tmx, .xlf / .xliff or .po."""
-    src: Path | None = None
+    src: Path | None = Field(default=None, examples=["data/train.en"])
     """Source sentences, one a line, aligned with `tgt`."""
-    tgt: Path | None = None
+    tgt: Path | None = Field(default=None, examples=["data/train.de"])
     """Target sentences, one a line, aligned with `src`."""
     embedded: EmbeddedOptions | None = None
     """Generate the corpus instead of reading it."""
@@ -140,7 +140,7 @@ class TokenizerConfig(Config):
     """Entries aimed at, with the five special ones; a small corpus may give fewer."""
     sample_sentences: int = Field(default=1_000_000, gt=0, le=10**9)
     """Sentences to learn from, counted over both languages from the beginning of the train split."""
-    path: Path | None = None
+    path: Path | None = Field(default=None, examples=["runs/demo/data"])
     """Directory of a finished tokenizer to use as it is; the other options are then ignored."""
 
     @field_validator("path", mode="before")
@@ -158,7 +158,7 @@ class SegmentConfig(Config):
     """Fill a segment with the documents that follow, as long as they fit."""
     join_across_groups: bool = False
     """Also join documents of different groups. A group shares its id up to the last '/', as turns of one debate do."""
-    lone_sentences: float = Field(default=0.0, ge=0, le=1)
+    lone_sentences: float = Field(default=0.0, ge=0, le=1, examples=[0.1])
     """Share of the train split's documents that are cut into single sentences, so that a model
     of documents learns to translate a sentence alone, too."""
 
@@ -201,7 +201,7 @@ class FilterConfig(Config):
     """Drop pairs that occurred before; they are looked for among a million different pairs."""
     drop_held_out: bool = False
     """Drop pairs that are also in the valid or the test split."""
-    max_length_ratio: float | None = Field(default=None, ge=1, le=1000)
+    max_length_ratio: float | None = Field(default=None, ge=1, le=1000, examples=[9])
     """Drop pairs one side of which has more than so many times the characters of the other."""
 
 
@@ -210,16 +210,16 @@ class DataConfig(Config):
 
     train: CorpusSource
     """The split that the model and the tokenizer learn from."""
-    valid: CorpusSource | None = None
+    valid: CorpusSource | None = Field(default=None, examples=[{"path": "data/valid.jsonl.gz"}])
     """The split whose loss is measured during training."""
-    test: CorpusSource | None = None
+    test: CorpusSource | None = Field(default=None, examples=[{"path": "data/test.jsonl.gz"}])
     """The split that is scored after training."""
     source_lang: str = Field(default="en", min_length=2)
     """Language translated from."""
     target_lang: str = Field(default="de", min_length=2)
     """Language translated into."""
     tokenizer: TokenizerConfig = TokenizerConfig()
-    """The vocabulary."""
+    """The joint vocabulary of both languages."""
     segments: SegmentConfig = SegmentConfig()
     """How documents are cut."""
     limits: Limits = Limits()
@@ -264,10 +264,12 @@ class DecodingConfig(Config):
     length_ratio: float = Field(default=2.0, gt=0, le=1000)
     """A sentence may grow to length_ratio * source tokens + length_offset tokens."""
     length_offset: int = Field(default=16, ge=1, le=10**5)
-    """See `length_ratio`."""
-    min_length: int = Field(default=0, ge=0, le=10**5)
+    """Tokens that a translation may have beyond `length_ratio` times its source."""
+    min_length: int = Field(default=0, ge=0, le=10**5, examples=[2])
     """Tokens before the end is allowed; where it exceeds the length limit, the limit wins."""
-    window_tokens: Annotated[int, Field(ge=8, le=10**6)] | Literal["sentence"] | None = None
+    window_tokens: Annotated[int, Field(ge=8, le=10**6)] | Literal["sentence"] | None = Field(
+        default=None, examples=[256]
+    )
     """Longer documents are cut at sentence borders into windows of so many source tokens, or into
     single sentences. Unset: as the model was trained."""
     context_sentences: int = Field(default=3, ge=0, le=1000)
@@ -320,11 +322,11 @@ class Recipe(TrainingRecipe):
     data: DataConfig
     """The corpus, its vocabulary and its segments."""
     model: ModelRecipe = ModelRecipe()
-    """The model."""
+    """Sizes and rules of the model."""
     training: TrainingConfig = TrainingConfig()
-    """How it is trained."""
+    """How the model is trained."""
     decoding: DecodingConfig = DecodingConfig()
-    """How it translates afterwards."""
+    """How the model translates after training."""
 
     @model_validator(mode="after")
     def _validates_on_something(self) -> Self:

@@ -1,0 +1,319 @@
+"""The reference of the recipe: every key with type, default, meaning and an example, read from the config classes.
+
+`reluformer recipe` prints it, docs/recipe.md is the same as a page, and configs/recipe.schema.json is the JSON schema
+that editors understand. A new key needs only its field with a docstring, which is its meaning. `examples=[...]` of the
+field gives an example where the type does not tell a good one. `make reference` writes both files.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+
+import annotated_types
+import yaml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from reluformer import rules
+from reluformer.errors import ConfigError, nearest
+from reluformer.models.config import Architecture, ModelConfig, Preset
+from reluformer.rules import Rule
+from reluformer.translation.recipe import ModelRecipe, Recipe
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_WORDS: dict[Any, str] = {
+    int: "integer",
+    float: "number",
+    bool: "true or false",
+    str: "text",
+    Path: "path",
+    Rule: "rule",
+}
+_SIGNS = (
+    (annotated_types.Gt, "gt", ">"),
+    (annotated_types.Ge, "ge", "≥"),
+    (annotated_types.Lt, "lt", "<"),
+    (annotated_types.Le, "le", "≤"),
+)
+_INTRODUCTION = """# Recipe reference
+
+A recipe is a YAML file that decides a training run and how its model translates. This page lists every key. It is made
+from the config classes by `reluformer recipe --markdown`, and a test compares it with them.
+
+`reluformer recipe training.lr` explains one key or section in the terminal. `--set training.lr=0.002` changes one value
+of a recipe.
+
+Editors that know the YAML language server complete and check keys if the file begins with this line:
+
+```yaml
+# yaml-language-server: $schema=recipe.schema.json
+```
+
+`reluformer recipe --schema` prints that JSON schema; configs/ has it as
+[recipe.schema.json](../configs/recipe.schema.json).
+
+A small recipe has a corpus and leaves the rest to the defaults:
+
+```yaml
+data:
+  train: {path: data/train.jsonl.gz}
+  valid: {path: data/valid.jsonl.gz}
+training:
+  max_minutes: 60
+```
+
+A rule is written as its name, or with its options: `relu` or `{name: relu, gamma: 4}`. *Unset* is written as `null`, or
+by leaving the key out.
+"""
+
+
+class RecipeKey(NamedTuple):
+    """One key of a recipe, as the reference shows it."""
+
+    name: str
+    type: str
+    default: str
+    meaning: str
+    example: str
+    """One line of YAML."""
+
+
+class RecipeSection(NamedTuple):
+    """The keys of one configuration class, and the places of a recipe that take it."""
+
+    paths: tuple[str, ...]
+    """Such as "data.train"; the recipe itself is ""."""
+    meaning: str
+    keys: tuple[RecipeKey, ...]
+
+
+def sections() -> list[RecipeSection]:
+    """Return the sections of a recipe, from the outside in.
+
+    Example:
+        >>> [key.name for key in sections()[0].keys]
+        ['data', 'model', 'training', 'decoding']
+    """
+    paths: dict[type[BaseModel], list[str]] = {}
+    _collect(Recipe, "", paths)
+    return [
+        RecipeSection(tuple(found), _text(schema.__doc__), tuple(_key(*field) for field in _fields(schema)))
+        for schema, found in paths.items()
+    ]
+
+
+def explain(path: str) -> str:
+    """Return the reference of a key or a section as plain text; "" is the whole recipe.
+
+    Raises:
+        ConfigError: A recipe has no such key.
+    """
+    found = {
+        f"{place}.{key.name}".lstrip("."): key
+        for section in sections()
+        for place in section.paths
+        for key in section.keys
+    }
+    shown = {name: key for name, key in found.items() if not path or name == path or name.startswith(f"{path}.")}
+    if not shown:
+        parent, _, name = path.rpartition(".")
+        beside = {known.rpartition(".")[2]: known for known in found if known.rpartition(".")[0] == parent}
+        place = f"; {nearest(name, beside)}" if beside else ""
+        raise ConfigError(f"a recipe has no key '{path}'{place}; `reluformer recipe` lists all")
+    return "\n\n".join(
+        f"{name}\n    {key.meaning}\n    {key.type}; default: {key.default}; example: {key.example}".replace("`", "")
+        for name, key in shown.items()
+    )
+
+
+def markdown() -> str:
+    """Return docs/recipe.md."""
+    parts = [_INTRODUCTION]
+    for section in sections():
+        title = ", ".join(f"`{path}`" for path in section.paths if path) or "Sections"
+        rows = [
+            "| "
+            + " | ".join(map(_cell, (f"`{key.name}`", key.type, key.default, key.meaning, f"`{key.example}`")))
+            + " |"
+            for key in section.keys
+        ]
+        head = ["| key | type | default | meaning | example |", "| --- | --- | --- | --- | --- |"]
+        parts.append("\n".join([f"## {title}", "", section.meaning, "", *head, *rows, ""]))
+    return "\n".join(parts)
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON schema of a recipe, with the keys of `ModelConfig` in the section `model`."""
+    schema = Recipe.model_json_schema()
+    model, section = ModelConfig.model_json_schema(), schema["$defs"]["ModelRecipe"]
+    for name, content in model["properties"].items():
+        if name != "vocab_size":
+            default = ModelConfig.model_fields[name].default
+            content.pop("default", None)
+            known = {} if _preset_default(name) else {"default": _plain(default)}  # the others depend on size
+            section["properties"][name] = {**content, **known}
+    schema["$defs"] |= model.get("$defs", {})
+    section["additionalProperties"] = False
+    del schema["properties"]["model"]["default"]
+    return {"$schema": _DIALECT, **_without_titles(schema), "title": "Recipe of reluformer"}
+
+
+# ---------------------------------------------------------------------- fields of the classes
+
+
+def _fields(schema: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
+    """Yield the fields of a class; those of a model come from `ModelConfig`, too."""
+    yield from schema.model_fields.items()
+    if schema is ModelRecipe:
+        yield from ((name, field) for name, field in ModelConfig.model_fields.items() if name != "vocab_size")
+
+
+def _collect(schema: type[BaseModel], path: str, paths: dict[type[BaseModel], list[str]]) -> None:
+    """Find where each class is used, in the order in which a reader meets it."""
+    paths.setdefault(schema, []).append(path)
+    for name, field in _fields(schema):
+        for inner in _sections_in(field.annotation):
+            _collect(inner, f"{path}.{name}".lstrip("."), paths)
+
+
+def _sections_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [schema for part in get_args(annotation) for schema in _sections_in(part)]
+
+
+def _key(name: str, field: FieldInfo) -> RecipeKey:
+    example = f"{name}: {_yaml(_example(field))}"
+    type_in_words = _type(field.annotation, field.metadata)
+    return RecipeKey(name, type_in_words, _default(name, field), _text(field.description), example)
+
+
+def _type(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+    """Return a type in words, with its limits."""
+    limits = "".join(
+        f", {sign} {_number(getattr(limit, attribute))}"
+        for limit in metadata
+        for kind, attribute, sign in _SIGNS
+        if isinstance(limit, kind)
+    )
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_type(part) for part in parts if part is not types.NoneType) + limits
+    if origin is Annotated:
+        return _type(parts[0], annotation.__metadata__)
+    if origin is Literal:
+        return " or ".join(f"`{choice}`" for choice in parts)
+    if origin is tuple:
+        return f"list of {len(parts)}: {_type(parts[0])}"
+    if origin is list:
+        return f"list of: {_type(parts[0])}"
+    if _sections_in(annotation):
+        return "section"
+    return _WORDS.get(annotation, getattr(annotation, "__name__", str(annotation))) + limits
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) and value < 1e15 else f"{value:g}"
+
+
+def _default(name: str, field: FieldInfo) -> str:
+    if name in ModelConfig.model_fields and (by_preset := _preset_default(name)) is not None:
+        return by_preset
+    if field.is_required():
+        return "required"
+    if field.default is None:
+        return "unset"
+    if isinstance(field.default, BaseModel):
+        return "its defaults"
+    return f"`{_yaml(_plain(field.default))}`"
+
+
+def _preset_default(name: str) -> str | None:
+    """Return the default of a model's key that depends on size or architecture; None for all others."""
+    if name not in ModelConfig.model_fields:
+        return None
+
+    def values(choices: Sequence[str], key: str) -> dict[str, str]:
+        presets = {one: ModelConfig.preset(**{"size": "tiny", key: one}, vocab_size=1) for one in choices}
+        return {one: _yaml(_plain(getattr(preset, name))) for one, preset in presets.items()}
+
+    for key, choices in (("size", get_args(Preset)), ("architecture", get_args(Architecture))):
+        found = values(choices, key)
+        if len(set(found.values())) > 1:
+            return f"by `{key}`: " + ", ".join(f"{one} `{value}`" for one, value in found.items())
+    return None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Rule):
+        return rules.spec(value)
+    return list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+
+
+def _yaml(value: Any) -> str:
+    return (
+        yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=1000)
+        .removesuffix("...\n")
+        .strip()
+    )
+
+
+# ---------------------------------------------------------------------- examples
+
+
+def _example(field: FieldInfo) -> Any:
+    """Return the example of a field: its own, or another value than the default if the type tells one."""
+    if field.examples:
+        return field.examples[0]
+    default = None if field.is_required() else field.default
+    return _example_of(field.annotation, _plain(default))
+
+
+def _example_of(annotation: Any, default: Any) -> Any:
+    if inner := _sections_in(annotation):
+        name, field = next(_fields(inner[0]))
+        return {name: _example(field)}
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return next(choice for choice in (*reversed(parts), default) if choice != default or len(parts) == 1)
+    if annotation is bool:
+        return not default
+    if annotation is Rule:
+        return {"name": "relu", "gamma": 4.0}
+    if default is not None:
+        return default
+    if origin in (Union, types.UnionType, Annotated, list):
+        return _example_of(parts[0], default)
+    return {int: 1, float: 1.0, Path: "file"}.get(annotation, "text")
+
+
+# ---------------------------------------------------------------------- text
+
+
+def _text(docstring: str | None) -> str:
+    """Return a docstring without its doctests, on one line."""
+    return " ".join((docstring or "").partition("Example:")[0].split())
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _without_titles(schema: Any) -> Any:
+    """Return a schema without the titles that only repeat the names of keys."""
+    if isinstance(schema, list):
+        return [_without_titles(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        name: {key: _without_titles(part) for key, part in value.items()}
+        if name in ("properties", "$defs")
+        else _text(value)
+        if name == "description" and isinstance(value, str)
+        else _without_titles(value)
+        for name, value in schema.items()
+        if not (name == "title" and isinstance(value, str))
+    }
