@@ -6,12 +6,12 @@ READY := $(VENV)/.ready
 NATIVE := src/reluformer/kernels/native
 CXX ?= c++
 
-.PHONY: setup demo test lint format bench docs sanitize schema dist clean
+.PHONY: setup demo test lint format bench docs reference sanitize schema dist clean
 
 setup: $(READY)
 
 # torch comes first and pinned: a range would pull another build.
-$(READY): pyproject.toml constraints.txt setup.py $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h)
+$(READY): pyproject.toml constraints.txt setup.py release/metadata.py $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h)
 	@test -n "$(PYTHON)" || { echo "no python3 found; install Python 3.11 or newer, or call make PYTHON=/path/to/python"; exit 1; }
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=/path/to/python")'
 	$(PYTHON) -m venv $(VENV)
@@ -44,6 +44,11 @@ docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
 	@echo "Open site/index.html, or run: $(BIN)/python -m http.server --directory site"
 
+# The reference of recipes: docs/recipe.md and the JSON schema beside the recipes.
+reference: setup
+	$(BIN)/reluformer recipe --markdown > docs/recipe.md
+	$(BIN)/reluformer recipe --schema > configs/recipe.schema.json
+
 # The C++ sources under the address and undefined-behaviour sanitizers, against plain loops in double precision.
 # Sixteen lanes are emulated, so that any processor tests them; `native` runs the instructions that this one has.
 SANITIZED := reads decoding sparse native-sparse
@@ -72,4 +77,4 @@ dist: setup
 	@ls dist
 
 clean:
-	rm -rf $(VENV) dist build site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis $(NATIVE)/*.so
+	rm -rf $(VENV) dist build site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis $(NATIVE)/_library*
