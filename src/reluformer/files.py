@@ -14,7 +14,6 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from secrets import token_hex
 from typing import IO, Any
 
 from reluformer.errors import StorageError
@@ -25,7 +24,7 @@ _PARTIAL = re.compile(r"\..+\.reluformer-[0-9a-f]{8}\.partial", re.DOTALL)
 
 def _partial(path: Path) -> Path:
     """Returns the name of a file or directory while it is written."""
-    return path.with_name(f".{path.name}.reluformer-{token_hex(4)}.partial")
+    return path.with_name(f".{path.name}.reluformer-{os.urandom(4).hex()}.partial")
 
 
 def is_partial(path: Path) -> bool:

@@ -14,7 +14,8 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from reluformer.cli import app, doctor, extras
+from reluformer.cli import app, doctor
+from reluformer.cli.options import EXTRAS
 from reluformer.errors import MissingExtraError
 
 Invoke = Callable[..., Result]
@@ -65,8 +66,8 @@ def test_doctor_names_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 def test_every_extra_of_the_package_is_known() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert set(extras.EXTRAS) == set(project["optional-dependencies"]) - {"dev", "triton"}
-    for name, modules in extras.EXTRAS.items():
+    assert set(EXTRAS) == set(project["optional-dependencies"]) - {"dev", "triton"}
+    for name, modules in EXTRAS.items():
         assert len(modules) == len(project["optional-dependencies"][name])
 
 
@@ -126,8 +127,17 @@ def test_debug_shows_the_traceback(command: Command, tmp_path: Path) -> None:
     assert "Traceback" in result.stderr
 
 
+def test_help_imports_only_what_it_shows() -> None:
+    """The start of every command is that of the help, so what only some commands need is imported by them."""
+    code = "import sys, reluformer.cli; print(*sys.modules)"
+    started = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(started.stdout.split())
+    assert not loaded & {"torch", "numpy", "pydantic", "yaml", "hashlib", "rich.live", "rich.progress"}
+
+
 def test_version(command: Command) -> None:
-    assert command("--version").stdout.startswith("reluformer 0.")
+    pattern = r"reluformer \d+\.\d+\.\d+( \(commit [0-9a-f]{7,}\))?, kernel: (avx512|avx2|portable|none)\n"
+    assert re.fullmatch(pattern, command("--version").stdout)
 
 
 @pytest.mark.parametrize("verb", [command.name for command in app.registered_commands])

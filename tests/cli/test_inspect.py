@@ -11,10 +11,10 @@ import pytest
 from click.testing import Result
 
 from reluformer import load
-from reluformer.cli.inspect import ReadWindow, most_read, sparkline
+from reluformer.cli.inspect import most_read, sparkline
 from reluformer.errors import ArgumentError, DataError, StorageError
 from reluformer.training.run import RunDirectory
-from reluformer.translation.inspection import Word, read_map
+from reluformer.translation.inspection import ReadWindow, Word, read_map
 from reluformer.translation.recipe import Recipe
 from reluformer.translation.tokenizer import END, SEPARATOR
 
@@ -81,7 +81,7 @@ def test_sparkline() -> None:
     assert sparkline([0, 0, 7, 7], 2) == "▁█"
 
 
-def read_by_hand(run: Path, **choice: int) -> dict[str, Any]:
+def read_by_hand(run: Path, **choice: Any) -> dict[str, Any]:
     """The reads of the two sentences, token by token, without the code that groups them."""
     translator = load(run)
     tokenizer = translator.tokenizer
@@ -111,6 +111,29 @@ def test_reads_by_word_lose_no_weight(run: Path, invoke: Invoke, tmp_path: Path,
     reads = [read for word in window["target"] for read in word["reads"]]
     assert sum(weight for _, weight in reads) == pytest.approx(expected["total"], rel=1e-4)
     assert all(weight > 0 and place < len(words) for place, weight in reads)
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_self_attention_by_word_loses_no_weight(run: Path, invoke: Invoke, kind: Any) -> None:
+    found = json.loads(
+        invoke("inspect", run, "-", "--attention", kind, "--layer", "0", "--json", stdin=" ".join(SENTENCES)).stdout
+    )
+    expected = read_by_hand(run, layer=0, attention=kind)
+    assert (found["attention"], found["zero_fraction"]) == (kind, pytest.approx(expected["zero_fraction"]))
+    (window,) = found["windows"]
+    readers, others = (window["source"], window["target"])[:: 1 if kind == "encoder" else -1]
+    assert not any("reads" in word for word in others)
+    weights = [weight for word in readers for _, weight in word["reads"]]
+    assert sum(weights) == pytest.approx(expected["total"], rel=1e-4)
+    if kind == "decoder":
+        assert [word["text"] for word in window["readable"][:2]] == ["<begin>", window["target"][0]["text"]]
+        for place, word in enumerate(readers):
+            assert all(read <= place + 1 for read, _ in word["reads"]), "nothing after the word itself"
+        assert [read for read, _ in readers[0]["reads"]][:1] in ([], [0], [1])
+    else:
+        assert window["readable"] == [{k: v for k, v in word.items() if k != "reads"} for word in readers]
+    shown = invoke("inspect", run, "-", "--attention", kind, "--top", "2", stdin=" ".join(SENTENCES)).stdout
+    assert all(word in shown for word in [read["text"] for read in readers if not read["is_mark"]])
 
 
 def test_reads_in_the_terminal(run: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,6 +178,8 @@ def test_wrong_use(run: Path, invoke: Invoke, tmp_path: Path) -> None:
         invoke("inspect", run, tmp_path / "none.txt")
     with pytest.raises(ArgumentError, match="give a DOCUMENT"):
         invoke("inspect", run, "--layer", "0")
+    with pytest.raises(ArgumentError, match="--attention encode: did you mean 'encoder'"):
+        invoke("inspect", run, "-", "--attention", "encode", stdin="A dog.")
     with pytest.raises(ArgumentError, match="layer 7 does not exist"):
         invoke("inspect", run, "-", "--layer", "7", stdin="A dog.")
     with pytest.raises(StorageError, match="no such directory"):

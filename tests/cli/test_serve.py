@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from reluformer.cli import serve as verb
-from reluformer.cli.extras import EXTRAS
+from reluformer.cli import export as verbs
+from reluformer.cli.options import EXTRAS
 from reluformer.errors import ArgumentError, ReluformerError, StorageError
 
 
@@ -27,7 +27,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         ready("http://127.0.0.1:5000/")
 
     monkeypatch.setattr(application, "serve", serve)
-    monkeypatch.delenv(verb.KEY_VARIABLE, raising=False)
+    monkeypatch.delenv(verbs.KEY_VARIABLE, raising=False)
     return seen
 
 
@@ -53,9 +53,9 @@ def test_the_key_comes_from_a_file_or_the_environment_and_is_not_shown(
     (tmp_path / "key").write_text("geheim\n")
     result = invoke("serve", run, "--host", "0.0.0.0", "--api-key-file", tmp_path / "key")
     assert served["key"] == "geheim" and "geheim" not in result.output and "warning" not in result.stderr
-    monkeypatch.setenv(verb.KEY_VARIABLE, "other")
+    monkeypatch.setenv(verbs.KEY_VARIABLE, "other")
     assert "other" not in invoke("serve", run).output and served["key"] == "other"
-    monkeypatch.setenv(verb.KEY_VARIABLE, " ")
+    monkeypatch.setenv(verbs.KEY_VARIABLE, " ")
     with pytest.raises(ArgumentError, match="is empty"):
         invoke("serve", run)
     (tmp_path / "key").write_text("")

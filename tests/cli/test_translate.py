@@ -60,6 +60,30 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "letters"
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.txt", "1,234\n\n🎉 12!\n"),
+        ("a.md", "| 1,234 | 12 % |\n|---|---|\n| 3 + 4 | – |\n"),
+        ("a.html", "<table><tr><td>12</td><td>1,234 &amp; 5</td></tr></table>"),
+        ("a.srt.txt", "1 2 3\n"),
+    ],
+)
+def test_what_has_no_letters_is_copied_exactly(run: Path, invoke: Invoke, tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    result = invoke("translate", run, tmp_path / name)
+    assert result.stdout == text
+    assert "which have no letters" in result.stderr
+
+
+def test_the_number_of_copied_sentences_is_in_the_summary(run: Path, invoke: Invoke) -> None:
+    text = "A dog.\n12\n\n1,234\n"
+    listed = json.loads(invoke("translate", run, "--format", "aligned", "--json", stdin=text).stdout)
+    assert (listed["summary"]["sentences"], listed["summary"]["copied"]) == (3, 2)
+    assert listed["documents"][1]["translations"][0]["sentences"] == ["1,234"]
+    assert "copied 2 of 3 sentences" in invoke("translate", run, "--format", "aligned", stdin=text).stderr
+
+
 def test_standard_input_becomes_standard_output(run: Path, invoke: Invoke, translator: Translator) -> None:
     result = invoke("translate", run, stdin=TEXT)
     assert result.exit_code == 0

@@ -209,7 +209,7 @@ def test_a_failed_write_leaves_nothing_and_keeps_what_was_there(tmp_path: Path) 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_is_a_storage_error_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reluformer.files.token_hex", lambda count: "00000000")
+    monkeypatch.setattr("os.urandom", lambda count: bytes(count))
     (tmp_path / ".a.arrow.reluformer-00000000.partial").symlink_to("/dev/full")
     with pytest.raises(StorageError, match=r"a.arrow: cannot be written: .*; free some space"):
         write_segments(segments(5000), tmp_path / "a.arrow", 1000)

@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from reluformer import __version__
-from reluformer.cli import data, doctor, evaluate, export, inspect, serve, study, train, translate
+from reluformer import environment
+from reluformer.cli import data, doctor, evaluate, export, inspect, study, train, translate
 from reluformer.errors import ReluformerError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app = typer.Typer(
 )
 app.command(name="demo")(train.demo)
 app.add_typer(data.app, name="data")
+app.command(name="recipe")(data.recipe)
 app.command(name="prepare")(data.prepare)
 app.command(name="train")(train.train)
 app.command(name="translate")(translate.translate)
@@ -34,13 +35,13 @@ app.command(name="inspect")(inspect.inspect)
 app.command(name="study")(study.study)
 app.command(name="bench")(doctor.bench)
 app.command(name="export")(export.export)
-app.command(name="serve")(serve.serve)
+app.command(name="serve")(export.serve)
 app.command(name="doctor")(doctor.doctor)
 
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"reluformer {__version__}")
+        typer.echo(environment.version_line())
         raise typer.Exit
 
 
@@ -48,7 +49,10 @@ def _print_version(asked: bool) -> None:
 def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version, the commit and the kernel."
+        ),
     ] = False,
 ) -> None:
     """Define the options that stand before the verb."""

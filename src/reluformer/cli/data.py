@@ -1,4 +1,4 @@
-"""`reluformer data` and `reluformer prepare`: downloads public corpora and prepares a corpus for training."""
+"""`reluformer data`, `recipe` and `prepare`: public corpora, the keys of recipes, and prepared corpora."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from rich.table import Table
 from reluformer.cli.options import AsJson, Overrides, Plugins, RecipeFile, default_run
 
 if TYPE_CHECKING:
-    from reluformer.translation.downloads.catalogue import Dataset
+    from reluformer.translation.downloads.catalogue import Dataset, ObtainedSet
     from reluformer.translation.downloads.fetch import DownloadProgress
-    from reluformer.translation.downloads.obtain import ObtainedSet
 
 
 def prepare(
@@ -55,6 +54,29 @@ def prepare(
     for table in (summary.skipped_table(), summary.found_table()):
         if table is not None:
             console.print(table)
+
+
+def recipe(
+    key: Annotated[
+        str, typer.Argument(metavar="[KEY]", help="A key or a section, as in training.lr.", show_default=False)
+    ] = "",
+    as_schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of recipes, for editors.")] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the reference as a page; it is docs/recipe.md.")
+    ] = False,
+) -> None:
+    """Explain the keys of a recipe: type, default, meaning and an example.
+
+    Example: reluformer recipe training.lr
+    """
+    from reluformer.translation import recipe_reference
+
+    if as_schema:
+        typer.echo(json.dumps(recipe_reference.json_schema(), indent=2, ensure_ascii=False))
+    elif as_markdown:
+        typer.echo(recipe_reference.markdown(), nl=False)
+    else:
+        typer.echo(recipe_reference.explain(key))
 
 
 app = typer.Typer(
@@ -103,8 +125,7 @@ def get_set(
 
     Example: reluformer data get multi30k --to data
     """
-    from reluformer.translation.downloads.catalogue import find
-    from reluformer.translation.downloads.obtain import obtain
+    from reluformer.translation.downloads.catalogue import find, obtain
 
     dataset = find(name)
     with _download_bars() as progress:

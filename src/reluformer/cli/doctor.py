@@ -15,9 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from reluformer import __version__
-from reluformer.cli import extras
-from reluformer.cli.options import AsJson, Plugins
+from reluformer import __version__, environment
+from reluformer.cli.options import EXTRAS, AsJson, Plugins, install_command, missing_modules
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,12 +85,11 @@ def inspect_machine() -> dict[str, Any]:
 
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     missing = [
-        f"{', '.join(modules)} ({extras.install_command(extra)})"
-        for extra in extras.EXTRAS
-        if (modules := extras.missing_modules(extra))
+        f"{', '.join(modules)} ({install_command(extra)})" for extra in EXTRAS if (modules := missing_modules(extra))
     ]
     return {
         "reluformer": __version__,
+        "commit": environment.commit() or "unknown",
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cores": os.cpu_count(),
@@ -132,7 +130,7 @@ def bench(
     import torch
 
     from reluformer import rules
-    from reluformer.benchmarking import circumstances
+    from reluformer.environment import circumstances
 
     names = list(dict.fromkeys([BASE, *(rule or rules.names())]))
     for name in names:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,9 +20,8 @@ from reluformer.errors import ArgumentError, DataError, StorageError
 from reluformer.training.run import RunDirectory, find_run
 
 if TYPE_CHECKING:
-    from reluformer.translation.document import Document
     from reluformer.translation.embedded import DiscourseScores
-    from reluformer.translation.scoring import Documents, Scores
+    from reluformer.translation.scoring import EvaluatedRun, Scores
     from reluformer.translation.significance import Comparison
 
 
@@ -77,17 +72,22 @@ def evaluate(
     for path in (run, against):
         if path is not None:
             RunDirectory(path).check_model()
-    documents, embedded = _documents(run, split, limit)
+    from reluformer.loading import load
+    from reluformer.translation import scoring
+    from reluformer.translation.significance import compare_systems
+
+    documents, embedded = scoring.read_split(run, split.value, limit)
     changes = decoding_changes(settings, beam=beam, length_penalty=length_penalty)
     if sentence_level:
         changes["window_tokens"] = "sentence"
-    systems = [
-        _evaluate_run(path, documents, embedded, device, changes, escape(path.resolve().name))
-        for path in (run, against)
-        if path is not None
-    ]
+    systems = []
+    for path in (run, against):
+        if path is not None:
+            translator = load(path, device, **changes)
+            with sentence_bar(escape(path.resolve().name), sum(len(document.src) for document in documents)) as report:
+                systems.append(scoring.evaluate(path, translator, documents, embedded=embedded, report=report))
     references = [document.tgt or () for document in documents]
-    comparisons = _compare_systems([(str(system.run), system.hypotheses) for system in systems], references)
+    comparisons = compare_systems([(str(system.run), system.hypotheses) for system in systems], references)
     content = {
         "reluformer": __version__,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -105,7 +105,7 @@ def evaluate(
         _print_evaluation(systems, comparisons, len(documents))
     place = run / "evaluation" / f"{name}.json" if out is None else out
     try:
-        _write_evaluation(place, content, documents, systems[0].hypotheses)
+        scoring.write_evaluation(place, content, documents, systems[0].hypotheses)
     except StorageError as error:
         if out is not None:
             raise
@@ -113,81 +113,6 @@ def evaluate(
         return
     written = f"Wrote {place} and {place.with_suffix('.jsonl').name} beside it."
     Console(stderr=as_json).print(written, highlight=False, markup=False)
-
-
-@dataclass(frozen=True)
-class EvaluatedRun:
-    """The translations of a split by one run, and their scores."""
-
-    run: Path
-    hypotheses: list[list[str]]
-    scores: Scores
-    discourse: DiscourseScores | None
-    decoding: dict[str, Any]
-    seconds: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        return {
-            "run": str(self.run),
-            "decoding": self.decoding,
-            "seconds": round(self.seconds, 2),
-            "scores": self.scores.to_dict(),
-            "discourse": None if self.discourse is None else self.discourse.to_dict(),
-        }
-
-
-def _documents(run: Path, split: EvaluatedSplit, limit: int | None) -> tuple[list[Document], bool]:
-    """Return the documents of a split, and whether they come from the embedded corpus."""
-    from reluformer.translation.corpus import read_documents
-    from reluformer.translation.recipe import Recipe
-
-    data = RunDirectory(run).recipe(Recipe).data
-    source = data.test if split == EvaluatedSplit.test else data.valid
-    if source is None:
-        others = [name for name in ("test", "valid") if getattr(data, name) is not None]
-        hint = f"use --split {others[0]}" if others else "add it to the recipe, and to recipe.yaml of the run"
-        raise ArgumentError(f"{run}: its recipe names no {split} split; {hint}")
-    languages = (data.source_lang, data.target_lang)
-    stream = read_documents(source, limits=data.limits, languages=languages, split=split.value)
-    documents = list(islice(stream, limit))
-    if not documents:
-        raise DataError(f"{run}: the {split} split of its recipe holds no documents")
-    return documents, source.embedded is not None
-
-
-def _evaluate_run(
-    run: Path, documents: list[Document], embedded: bool, device: str, changes: dict[str, Any], what: str
-) -> EvaluatedRun:
-    """Translate the documents with one run and score the translations."""
-    from reluformer.loading import load
-    from reluformer.translation import scoring
-    from reluformer.translation.embedded import document_from_id, score_discourse
-
-    translator = load(run, device, **changes)
-    started = time.perf_counter()
-    with sentence_bar(what, sum(len(document.src) for document in documents)) as report:
-        hypotheses = translator.translate_documents([document.src for document in documents], report)
-    seconds = time.perf_counter() - started
-    scores = scoring.score(hypotheses, [document.tgt or () for document in documents])
-    discourse = None
-    if embedded:
-        discourse = score_discourse([document_from_id(document.id) for document in documents], hypotheses)
-    return EvaluatedRun(run, hypotheses, scores, discourse, translator.config.model_dump(mode="json"), seconds)
-
-
-def _write_evaluation(
-    place: Path, content: dict[str, Any], documents: list[Document], hypotheses: list[list[str]]
-) -> None:
-    """Write the translations beside `place`, then the scores."""
-    from reluformer.files import write_text
-
-    lines = [
-        json.dumps({"id": document.id, "src": document.src, "tgt": document.tgt, "hyp": found}, ensure_ascii=False)
-        for document, found in zip(documents, hypotheses, strict=True)
-    ]
-    write_text(place.with_suffix(".jsonl"), "".join(line + "\n" for line in lines))
-    write_text(place, json.dumps(content, indent=2) + "\n")
 
 
 def _print_evaluation(systems: list[EvaluatedRun], comparisons: list[Comparison], documents: int) -> None:
@@ -245,6 +170,7 @@ def score(
     Example: reluformer score hypotheses.jsonl references.jsonl --against baseline.jsonl
     """
     from reluformer.translation import scoring
+    from reluformer.translation.significance import compare_systems
 
     truth = scoring.read_references(references)
     paths = [path for path in (hypotheses, against) if path is not None]
@@ -255,7 +181,7 @@ def score(
             scores.append((name, scoring.score(documents, truth)))
         except DataError as error:
             raise DataError(f"{name}, compared with {references}: {error}") from None
-    comparisons = _compare_systems(systems, truth)
+    comparisons = compare_systems(systems, truth)
     if as_json:
         typer.echo(json.dumps(_scores_as_json(references, scores, comparisons), indent=2))
         return
@@ -264,21 +190,6 @@ def score(
         console.print(name, style="bold", highlight=False, markup=False)
         console.print(figures.table())
     _print_comparisons(console, comparisons, len(truth))
-
-
-def _compare_systems(systems: Sequence[tuple[str, Documents]], references: Documents) -> list[Comparison]:
-    """Compare the first system with the second, if there is one.
-
-    Sentences are always resampled, and documents if there are several.
-    """
-    from reluformer.translation.scoring import MetricName
-    from reluformer.translation.significance import compare
-
-    if len(systems) < 2:
-        return []
-    (system, ours), (baseline, theirs) = systems
-    metrics: list[MetricName] = ["bleu", "d_bleu"] if len(references) > 1 else ["bleu"]
-    return [compare(theirs, ours, references, metric=metric, names=(baseline, system)) for metric in metrics]
 
 
 def _print_comparisons(console: Console, comparisons: list[Comparison], documents: int) -> None:

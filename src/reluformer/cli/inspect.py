@@ -29,12 +29,11 @@ from reluformer.cli.options import (
     languages,
 )
 from reluformer.cli.text_files import STDIN, FormatChoice
-from reluformer.errors import ArgumentError, DataError
+from reluformer.errors import ArgumentError, DataError, nearest
 from reluformer.training.run import RunDirectory
 
 if TYPE_CHECKING:
-    from reluformer.translation.inspection import ReadMap, Word
-    from reluformer.translation.translator import Translator
+    from reluformer.translation.inspection import AttentionKind, ReadWindow, Word
 
 _BARS = "▁▂▃▄▅▆▇█"
 _ROWS = 12
@@ -61,11 +60,12 @@ def inspect(
     document: Annotated[
         Path | None, typer.Argument(metavar="DOCUMENT", help="A text file, or - for standard input.")
     ] = None,
-    layer: Annotated[
-        int | None, typer.Option(min=0, help="Show reads of this decoder layer only, counted from 0.")
-    ] = None,
+    attention: Annotated[
+        str, typer.Option(help="Which attention to show: cross, or the self-attention of encoder or decoder.")
+    ] = "cross",
+    layer: Annotated[int | None, typer.Option(min=0, help="Show reads of this layer only, counted from 0.")] = None,
     head: Annotated[int | None, typer.Option(min=0, help="Show reads of this head only, counted from 0.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="Source words to show for each output word.")] = 5,
+    top: Annotated[int, typer.Option(min=1, help="Words to show for each word that read.")] = 5,
     splitter: SplitterName = "simple",
     beam: Beam = None,
     length_penalty: LengthPenalty = None,
@@ -74,17 +74,17 @@ def inspect(
     plugin: Plugins = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
-    """Show the training history of a run and its memories, or with a document what each output word read.
+    """Show the training history of a run and its memories, or with a document what each word read.
 
-    A read is the sum of cross-attention weights over layers, heads and the
+    A read is the sum of attention weights over layers, heads and the
     subwords of a word. Weights that are exactly zero are not shown.
 
     Example: reluformer inspect runs/demo/reluformer letter.txt --layer 1 --head 0
     """
     RunDirectory(run).check()
     if document is None:
-        if layer is not None or head is not None:
-            raise ArgumentError("--layer and --head choose what a translation read; give a DOCUMENT")
+        if layer is not None or head is not None or attention != "cross":
+            raise ArgumentError("--attention, --layer and --head choose what a translation read; give a DOCUMENT")
         RunDirectory(run).check_recipe()
         found = read_history(run)
         if as_json:
@@ -92,6 +92,7 @@ def inspect(
         else:
             print_history(found, Console())
         return
+    kind = _attention_kind(attention)
     check_inspectable(run)
     source = None if str(document) == "-" else document
     skeleton = FormatChoice(None, splitter, languages(run)).parse(source)
@@ -99,9 +100,10 @@ def inspect(
         raise DataError(f"{STDIN if source is None else source}: holds no sentence")
     changes = decoding_changes(settings, beam=beam, length_penalty=length_penalty)
     from reluformer.loading import load
+    from reluformer.translation.inspection import read_windows, windows_as_json
 
     translator = load(run, device, **changes)
-    windows = read_windows(translator, skeleton.sentences, layer, head)
+    windows = read_windows(translator, skeleton.sentences, layer, head, kind)
     if as_json:
         typer.echo(json.dumps(windows_as_json(windows), indent=2, ensure_ascii=False))
     else:
@@ -138,7 +140,6 @@ class History:
 
 def read_history(run: Path) -> History:
     """Return the history of the run in a directory, finished or not. No model is loaded."""
-    from reluformer.training.run import RunDirectory
     from reluformer.translation.recipe import Recipe
 
     directory = RunDirectory(run)
@@ -287,82 +288,18 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-@dataclass(frozen=True)
-class ReadWindow:
-    """Sentences that were translated together, and which source words each target word read."""
+def _attention_kind(name: str) -> AttentionKind:
+    from reluformer.translation.inspection import ATTENTION_KINDS
 
-    source: tuple[Word, ...]
-    target: tuple[Word, ...]
-    reads: tuple[dict[int, float], ...]
-    """For each target word, the weight on each source word that it read."""
-    zero_fraction: float
-    weights: int
-    """The number of all weights, zeros included."""
-
-
-def read_windows(
-    translator: Translator, sentences: Sequence[str], layer: int | None, head: int | None
-) -> list[ReadWindow]:
-    """Translate a document and collect what each output word read.
-
-    A document longer than the model's window is cut between sentences, and each part is
-    translated alone, so that a window shows everything that the model saw.
-    """
-    from reluformer.translation.inspection import read_map, split_into_windows, tokenize_words
-
-    tokenizer = translator.tokenizer
-    sentences = [" ".join(sentence.split()) for sentence in sentences]
-    parts = list(split_into_windows(tokenizer, sentences, translator.config.window_tokens))
-    translations = translator.translate_documents(parts)
-    windows, first = [], 0
-    for part, translation in zip(parts, translations, strict=True):
-        source, source_words = tokenize_words(tokenizer, part, first)
-        target, target_words = tokenize_words(tokenizer, translation, first)
-        found = read_map(translator.model, [token for token, _ in source], [token for token, _ in target], layer, head)
-        reads = _by_word(found, [word for _, word in source], [word for _, word in target], len(target_words))
-        weights = len(found.heads) * len(source) * len(target)
-        windows.append(ReadWindow(tuple(source_words), tuple(target_words), reads, found.zero_fraction, weights))
-        first += len(part)
-    return windows
-
-
-def _by_word(found: ReadMap, source: Sequence[int], target: Sequence[int], words: int) -> tuple[dict[int, float], ...]:
-    """Add up weights over heads, and over the tokens of each word on both sides."""
-    reads: tuple[dict[int, float], ...] = tuple({} for _ in range(words))
-    for one in found.heads:
-        for place, row in enumerate(one.rows):
-            into = reads[target[place]]
-            for slot, weight in row:
-                into[source[slot]] = into.get(source[slot], 0.0) + weight
-    return reads
-
-
-def zero_fraction(windows: Sequence[ReadWindow]) -> float:
-    """Return the share of all weights that are exactly zero."""
-    return sum(window.zero_fraction * window.weights for window in windows) / sum(window.weights for window in windows)
-
-
-def windows_as_json(windows: Sequence[ReadWindow]) -> dict[str, Any]:
-    """Return plain data for JSON. A read is [position in the window's source, weight]."""
-    return {
-        "zero_fraction": zero_fraction(windows),
-        "windows": [
-            {
-                "source": [asdict(word) for word in window.source],
-                "target": [
-                    {**asdict(word), "reads": sorted(reads.items(), key=lambda read: -read[1])}
-                    for word, reads in zip(window.target, window.reads, strict=True)
-                ],
-                "zero_fraction": window.zero_fraction,
-            }
-            for window in windows
-        ],
-    }
+    for kind in ATTENTION_KINDS:
+        if kind == name:
+            return kind
+    raise ArgumentError(f"--attention {name}: {nearest(name, ATTENTION_KINDS)}")
 
 
 def print_windows(windows: Sequence[ReadWindow], top: int, console: Console) -> None:
-    """Print each sentence, its translation, and what each word of the translation read most."""
-    from reluformer.translation.inspection import DOCUMENT_END, SENTENCE_END
+    """Print each sentence, its translation, and what each word that reads read most."""
+    from reluformer.translation.inspection import DOCUMENT_END, SENTENCE_END, zero_fraction
 
     for number, window in enumerate(windows, 1):
         if len(windows) > 1:
@@ -388,7 +325,7 @@ def _print_sentence(window: ReadWindow, sentence: int, top: int, console: Consol
     table.add_column(justify="right", style="cyan", width=_WORD_WIDTH)
     table.add_column(no_wrap=True)
     width = max(20, console.width - _WORD_WIDTH - 4)
-    for word, reads in zip(window.target, window.reads, strict=True):
+    for word, reads in zip(window.readers, window.reads, strict=True):
         if word.sentence == sentence and not word.is_mark:
             table.add_row(Text(word.text), most_read(window, word, reads, top, width))
     console.print(table)
@@ -400,7 +337,7 @@ def most_read(window: ReadWindow, word: Word, reads: dict[int, float], top: int,
     if not total:
         return Text("nothing", style="dim")
     ranked = sorted(reads.items(), key=lambda read: -read[1])
-    items = [_item(window.source[place], word.sentence, weight / total) for place, weight in ranked[:top]]
+    items = [_item(window.readable[place], word.sentence, weight / total) for place, weight in ranked[:top]]
     if len(ranked) > top:
         items.append(Text(f"+{len(ranked) - top}", style="dim"))
     lines = [items[0]]

@@ -1,13 +1,14 @@
-"""Options that several verbs share, and what their values mean."""
+"""Options that several verbs share, what their values mean, and the extras that verbs need."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from reluformer.errors import ConfigError, StorageError
+from reluformer.errors import ConfigError, MissingExtraError, StorageError
 from reluformer.training.run import RunDirectory, find_run
 
 
@@ -40,9 +41,9 @@ def check_inspectable(run: Path) -> None:
 def languages(run: Path) -> tuple[str, str]:
     """Return the source and target language of a run or an export; English and German if it does not tell."""
     if RunDirectory(run).is_onnx:
-        from reluformer.integrations.onnx import manifest
+        from reluformer.integrations.onnx.runtime import read_manifest
 
-        return manifest.read_manifest(run).languages
+        return read_manifest(run).languages
     from reluformer.translation.recipe import languages_of
 
     return languages_of(RunDirectory(run))
@@ -80,3 +81,44 @@ RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML file,
 Overrides = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change one value, as in training.lr=3e-4; repeatable.")
 ]
+
+EXTRAS: dict[str, tuple[str, ...]] = {
+    "plots": ("matplotlib",),
+    "study": ("matplotlib", "scipy"),
+    "formats": ("translate",),
+    "tensorboard": ("tensorboard",),
+    "hf": ("transformers",),
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "serve": ("fastapi", "uvicorn", "prometheus_client", "python_multipart"),
+    "docs": ("mkdocs", "material", "mkdocstrings"),
+}
+"""The modules of each extra. Triton is not among them: `kernels.availability` tells about it."""
+
+
+def missing_modules(extra: str) -> list[str]:
+    """Return the modules of an extra that are not installed."""
+    return [module for module in EXTRAS[extra] if find_spec(module) is None]
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra.
+
+    Example:
+        >>> install_command("plots")
+        "pip install 'reluformer[plots]'"
+    """
+    return f"pip install 'reluformer[{extra}]'"
+
+
+def require_extra(extra: str, what: str) -> None:
+    """Check that an extra is installed. A command calls it before it does any work.
+
+    Args:
+        extra: A key of `EXTRAS`.
+        what: What needs it, for the message.
+
+    Raises:
+        MissingExtraError: A module is missing; the message has the command that installs it.
+    """
+    if missing := missing_modules(extra):
+        raise MissingExtraError(f"{what} needs {', '.join(missing)}; {install_command(extra)}")

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, Group
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from reluformer.cli import extras
-from reluformer.cli.options import AsJson, Plugins
+from reluformer.cli.options import AsJson, Plugins, require_extra
 
 if TYPE_CHECKING:
     from reluformer.study.plan import Plan
@@ -67,7 +65,7 @@ def study(
 
     Example: reluformer study ffn variance --scale small --data data --jobs 2
     """
-    from reluformer.study import controls, experiment, plan, results
+    from reluformer.study import experiment, plan, results
     from reluformer.study.results import StudyDirectory
 
     chosen = names or list(experiment.names())
@@ -75,13 +73,15 @@ def study(
     for name in chosen:
         experiment.load(name)
     _check_rules(rule)
-    controls.register()
+    from reluformer.study.trainings import register_controls  # after the checks, as it imports all of training
+
+    register_controls()
     console = Console(stderr=as_json)
     if listing:
         _list(chosen, as_json, console)
         return
     if not dry_run:
-        extras.require("study", "the report of a study")
+        require_extra("study", "the report of a study")
     planned = plan.make_plan(
         chosen, at, seeds or (1 if at == "quick" else 3), sweeps=sweeps, parts=part, rules=rule, plugins=plugin
     )
@@ -177,6 +177,8 @@ def _run(
     began = time.monotonic()
     display = StudyDisplay(plan, folder, console, jobs)
     if console.is_terminal:
+        from rich.live import Live
+
         with Live(console=console, refresh_per_second=2) as live:
             outlook = runner.run(lambda outlook: live.update(display.table(outlook)))
     else:

@@ -1,4 +1,4 @@
-"""`reluformer train` and `reluformer demo`: trains the model of a recipe, or the two models of the demo."""
+"""`reluformer train` and `reluformer demo`: trains the model of a recipe, or the models of the demo."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 
-from reluformer.cli import extras
-from reluformer.cli.options import AsJson, Overrides, Plugins, RecipeFile, default_run
+from reluformer.cli.options import AsJson, Overrides, Plugins, RecipeFile, default_run, require_extra
 
 if TYPE_CHECKING:
     from reluformer.training.fit import TrainingResult
@@ -49,7 +47,7 @@ def train(
 
     recipe = load_yaml(Recipe, config, overrides)
     if recipe.training.tensorboard:
-        extras.require("tensorboard", "training.tensorboard=true")
+        require_extra("tensorboard", "training.tensorboard=true")
     directory = run or default_run(config)
     result = run_training(
         recipe,
@@ -84,24 +82,29 @@ def demo(
     out: Annotated[Path, typer.Option(help="Directory for the runs, results.json and report.html.")] = Path(
         "runs/demo"
     ),
+    paper: Annotated[
+        bool, typer.Option("--paper", help="Also train the paper's own rule with its regulariser; twice the time.")
+    ] = False,
     overrides: Overrides = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
     """Train a ReLUFormer and a Transformer of the same size, translate unseen documents, write a report.
 
-    The demo needs no download. The same command resumes it. --set changes both
-    models, but the Transformer keeps softmax and has no regulariser.
+    The ReLUFormer's attention uses the rule relu_exp. The demo needs no download. The same
+    command resumes it. --set changes all models, but the Transformer keeps softmax.
 
     Example: reluformer demo --set training.updates=500
     """
+    from rich.live import Live
+
     from reluformer.config import load_yaml
     from reluformer.translation import demo as systems
-    from reluformer.translation import demo_report as report
     from reluformer.translation.corpus import PreparedCorpus
     from reluformer.translation.embedded import document_from_id
     from reluformer.translation.recipe import Recipe
 
-    extras.require("plots", "the report of the demo")
+    require_extra("plots", "the report of the demo")
+    chosen = (*systems.SYSTEMS, systems.PAPER) if paper else systems.SYSTEMS
     console = Console(stderr=as_json)
     started = time.perf_counter()
     with resources.as_file(resources.files("reluformer.translation") / "demo.yaml") as recipe_file:
@@ -112,16 +115,18 @@ def demo(
         if (skipped := summary.report()) is not None:
             console.print(skipped, highlight=False, markup=False)
         with Live(console=console, refresh_per_second=2, transient=not console.is_terminal) as live:
-            systems.train_all(recipe_file, out, lambda runs: live.update(_training_table(runs, recipe)), overrides)
+            systems.train_all(
+                recipe_file, out, lambda runs: live.update(_training_table(runs, recipe)), overrides, chosen
+            )
     with console.status("translating unseen documents"):
-        outcomes = list(systems.evaluate_all(out))
+        outcomes = list(systems.evaluate_all(out, chosen))
     seconds = time.perf_counter() - started
     results = {"systems": {o.system.name: o.to_dict() for o in outcomes}, "seconds": round(seconds, 1)}
     (out / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     documents = [document_from_id(d.id) for d in PreparedCorpus(out / "data").documents("test")]
     train = summary.splits["train"]
     corpus = f"{train.documents:,} generated English-German documents ({train.target_tokens:,} target tokens)"
-    report.write(out / "report.html", outcomes, documents, seconds, corpus)
+    systems.write_report(out / "report.html", outcomes, documents, seconds, corpus)
     if as_json:
         typer.echo(json.dumps(results, indent=2))
         return
@@ -151,7 +156,7 @@ def _training_table(runs: dict[str, RunDirectory], recipe: Recipe) -> Table:
 
 
 def _score_tables(outcomes: Sequence[Outcome]) -> list[Table]:
-    """Show the scores of both systems, and their d-BLEU by length of the document."""
+    """Show the scores of all systems, and their d-BLEU by length of the document."""
     figures = {outcome.system.title: outcome.to_dict() for outcome in outcomes}
     scores = Table(title="Unseen documents", title_justify="left")
     lengths = Table(title="d-BLEU by words of the document", title_justify="left")

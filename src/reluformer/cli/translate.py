@@ -30,7 +30,7 @@ from reluformer.training.run import RunDirectory
 
 if TYPE_CHECKING:
     from reluformer.translation.document import Document
-    from reluformer.translation.formats import Skeleton
+    from reluformer.translation.formats import FillReport, Skeleton
     from reluformer.translation.translator import TargetScore, Translator
     from reluformer.translation.windows import Translation
 
@@ -101,7 +101,7 @@ def translate(
     elif pairs is not None:
         write(_score_listing(translator, pairs, as_json), texts[0].file.destination)
     elif listing:
-        listed = _n_best_listing(translator, texts[0].skeleton.documents, n_best or 1, as_json)
+        listed = _n_best_listing(translator, texts[0].skeleton, n_best or 1, as_json)
         write(listed, texts[0].file.destination)
     else:
         _translate_texts(translator, texts)
@@ -141,7 +141,10 @@ def _report_skipped(texts: Sequence[ParsedText], skipped: int) -> None:
 
 def _translate_texts(translator: Translator, texts: Sequence[ParsedText]) -> None:
     """Write each translation as soon as it is finished. Ctrl-C keeps those that are."""
+    from reluformer.translation.formats import FillReport
+
     written: list[Path] = []
+    filling = FillReport()
     total = sum(text.size for text in texts)
     try:
         with sentence_bar("translating", total) as report:
@@ -151,13 +154,20 @@ def _translate_texts(translator: Translator, texts: Sequence[ParsedText]) -> Non
                 translations = iter(translator.translate_documents(documents, tell))
                 for text in group:
                     sentences = chain.from_iterable(next(translations) for _ in text.skeleton.documents)
-                    write(text.skeleton.fill(list(sentences)), text.file.destination)
+                    write(text.skeleton.fill(list(sentences), filling), text.file.destination)
                     if text.file.destination is not None:
                         written.append(text.file.destination)
     except KeyboardInterrupt:
         kept = "".join(f"\n  {path}" for path in written)
         typer.echo(f"interrupted; finished {len(written)} of {len(texts)} texts{kept and ':' + kept}", err=True)
         raise typer.Exit(1) from None
+    _report_filling(filling)
+
+
+def _report_filling(report: FillReport) -> None:
+    """Report on standard error what happened to sentences that were not simply translated."""
+    if str(report):
+        typer.echo(str(report), err=True)
 
 
 def _groups(texts: Sequence[ParsedText]) -> Iterator[tuple[int, list[ParsedText]]]:
@@ -176,22 +186,29 @@ def _groups(texts: Sequence[ParsedText]) -> Iterator[tuple[int, list[ParsedText]
 
 def _stream(translator: Translator, text: ParsedText) -> None:
     """Print each sentence as soon as nothing can change it, with the text between sentences."""
-    from reluformer.translation.formats import TextSkeleton
+    from reluformer.translation.formats import FillReport, TextSkeleton
 
+    filling = FillReport()
     if not isinstance(text.skeleton, TextSkeleton):
         raise ArgumentError("--stream is for plain text, Markdown, aligned text and TSV; leave it out")
     sentences = chain.from_iterable(translator.stream(document.src) for document in text.skeleton.documents)
-    for piece in text.skeleton.stream(sentences):
+    for piece in text.skeleton.stream(sentences, filling):
         typer.echo(piece.encode("utf-8"), nl=False)
+    _report_filling(filling)
 
 
-def _n_best_listing(translator: Translator, documents: Sequence[Document], n: int, as_json: bool) -> str:
+def _n_best_listing(translator: Translator, skeleton: Skeleton, n: int, as_json: bool) -> str:
     """List the n best translations of each document with their scores, as JSON or in columns."""
+    from reluformer.translation.formats import FillReport
+
+    documents = skeleton.documents
     with sentence_bar("translating", sum(len(document.src) for document in documents)) as report:
         ranked = translator.translate_n_best([document.src for document in documents], n, report)
     if as_json:
         entries = [_n_best_entry(document, found) for document, found in zip(documents, ranked, strict=True)]
-        return json.dumps({"documents": entries}, indent=2, ensure_ascii=False) + "\n"
+        filling = FillReport()
+        skeleton.fill([sentence for found in ranked for sentence in found[0].sentences], filling)
+        return json.dumps({"documents": entries, "summary": filling.to_json()}, indent=2, ensure_ascii=False) + "\n"
     return "".join(
         f"{document.id}\t{rank}\t{translation.score:.4f}\t{_on_one_line(translation)}\n"
         for document, found in zip(documents, ranked, strict=True)

@@ -19,6 +19,5 @@ inspection          read maps: what each output word read, and the slots that fi
 scoring             BLEU, document BLEU and chrF with their signatures
 significance        paired bootstrap resampling of two systems
 recipe, task        the recipe of a translation model, and how the trainer trains it
-runs                what makes a directory a run
-demo, demo_report   two systems side by side on the embedded corpus, and their page
+demo                two systems side by side on the embedded corpus, and their page
 """

@@ -10,15 +10,19 @@ All figures come from sacreBLEU, cased, with tokenizer 13a, on detokenized text:
     chrf      corpus chrF2, every sentence a line
 
 A flat file of sentences is a list of one-sentence documents. `significance` compares two systems.
+`evaluate` translates the documents of a split with a run and scores the result.
 """
 
 from __future__ import annotations
 
+import json
+import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.table import Table
 from rich.text import Text
@@ -26,9 +30,17 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from reluformer.errors import ArgumentError, DataError, UnknownNameError, nearest
+from reluformer.files import write_text
 from reluformer.translation.formats import is_jsonl, read_text
-from reluformer.translation.formats.lines import split_lines
+from reluformer.translation.formats.plain import split_lines
 from reluformer.translation.formats.tabular import HALF_PAIR, parse_json_line
+
+if TYPE_CHECKING:
+    from reluformer.translation.document import Document
+    from reluformer.translation.embedded import DiscourseScores
+    from reluformer.translation.recipe import Split
+    from reluformer.translation.translator import Translator
+    from reluformer.translation.windows import ReportProgress
 
 Documents = Sequence[Sequence[str]]
 MetricName = Literal["bleu", "d_bleu", "chrf"]
@@ -354,3 +366,119 @@ def _cut_at_blank_lines(lines: list[str]) -> list[list[str]]:
         elif documents[-1]:
             documents.append([])
     return [document for document in documents if document]
+
+
+# ---------------------------------------------------------------------- evaluation of a run
+
+
+@dataclass(frozen=True)
+class EvaluatedRun:
+    """The translations of some documents by one run, and their scores."""
+
+    run: Path
+    hypotheses: list[list[str]]
+    scores: Scores
+    discourse: DiscourseScores | None
+    """The shares of right pronouns and terms; None unless the corpus is the embedded one."""
+    decoding: dict[str, Any]
+    """The decoding settings."""
+    seconds: float
+    """The time that translation took."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data for JSON."""
+        return {
+            "run": str(self.run),
+            "decoding": self.decoding,
+            "seconds": round(self.seconds, 2),
+            "scores": self.scores.to_dict(),
+            "discourse": None if self.discourse is None else self.discourse.to_dict(),
+        }
+
+
+def read_split(run: Path, split: Split, limit: int | None = None) -> tuple[list[Document], bool]:
+    """Returns the documents of a split of the run's recipe, and whether they come from the embedded corpus.
+
+    Args:
+        run: The directory of the run.
+        split: "valid" or "test".
+        limit: The most documents to read. Default: all.
+
+    Raises:
+        ArgumentError: The recipe names no such split.
+        DataError: The split holds no documents, or cannot be read.
+    """
+    from reluformer.training.run import RunDirectory
+    from reluformer.translation.corpus import read_documents
+    from reluformer.translation.recipe import Recipe
+
+    data = RunDirectory(run).recipe(Recipe).data
+    source = data.splits.get(split)
+    if source is None:
+        others = [name for name in ("test", "valid") if name in data.splits]
+        hint = f"use --split {others[0]}" if others else "add it to the recipe, and to recipe.yaml of the run"
+        raise ArgumentError(f"{run}: its recipe names no {split} split; {hint}")
+    languages = (data.source_lang, data.target_lang)
+    stream = read_documents(source, limits=data.limits, languages=languages, split=split)
+    documents = list(islice(stream, limit))
+    if not documents:
+        raise DataError(f"{run}: the {split} split of its recipe holds no documents")
+    return documents, source.embedded is not None
+
+
+def evaluate(
+    run: Path,
+    translator: Translator,
+    documents: Sequence[Document],
+    *,
+    embedded: bool = False,
+    report: ReportProgress | None = None,
+) -> EvaluatedRun:
+    """Translates documents and scores the translations.
+
+    Args:
+        run: The directory that the translator was loaded from.
+        translator: The translator.
+        documents: The documents with their reference translations, e.g. those of `read_split`.
+        embedded: Whether they come from the embedded corpus, whose pronouns and terms are counted as well.
+        report: Takes the number of sentences done and of all.
+
+    Example:
+        >>> import reluformer as rf
+        >>> run = Path("runs/demo/reluformer")
+        >>> documents, embedded = read_split(run, "test")  # doctest: +SKIP
+        >>> evaluate(run, rf.load(run), documents, embedded=embedded).scores.bleu.value  # doctest: +SKIP
+        97.2
+    """
+    from reluformer.translation.embedded import document_from_id, score_discourse
+
+    started = time.perf_counter()
+    hypotheses = translator.translate_documents([document.src for document in documents], report)
+    seconds = time.perf_counter() - started
+    scores = score(hypotheses, [document.tgt or () for document in documents])
+    discourse = None
+    if embedded:
+        discourse = score_discourse([document_from_id(document.id) for document in documents], hypotheses)
+    return EvaluatedRun(run, hypotheses, scores, discourse, translator.config.model_dump(mode="json"), seconds)
+
+
+def write_evaluation(
+    path: Path, content: Mapping[str, Any], documents: Sequence[Document], hypotheses: Documents
+) -> None:
+    """Writes the translations beside `path`, as .jsonl, and then the scores.
+
+    Args:
+        path: The JSON file to write.
+        content: The scores.
+        documents: The documents that were translated.
+        hypotheses: Their translations.
+
+    Raises:
+        StorageError: A file cannot be written.
+    """
+    lines = [
+        json.dumps({"id": document.id, "src": document.src, "tgt": document.tgt, "hyp": found}, ensure_ascii=False)
+        for document, found in zip(documents, hypotheses, strict=True)
+    ]
+    write_text(path.with_suffix(".jsonl"), "".join(line + "\n" for line in lines))
+    write_text(path, json.dumps(content, indent=2) + "\n")

@@ -172,3 +172,22 @@ def _sacrebleu_seed(seed: int) -> Iterator[None]:
                 del os.environ["SACREBLEU_SEED"]
             else:
                 os.environ["SACREBLEU_SEED"] = before
+
+
+def compare_systems(systems: Sequence[tuple[str, Documents]], references: Documents) -> list[Comparison]:
+    """Compares the first system with the second, if there is one.
+
+    Sentences are always resampled, and documents if there are several.
+
+    Args:
+        systems: One or two systems, each with its name and its documents.
+        references: The reference translations of the same documents.
+
+    Returns:
+        One comparison for each metric; empty for a single system.
+    """
+    if len(systems) < 2:
+        return []
+    (system, ours), (baseline, theirs) = systems
+    metrics: list[MetricName] = ["bleu", "d_bleu"] if len(references) > 1 else ["bleu"]
+    return [compare(theirs, ours, references, metric=metric, names=(baseline, system)) for metric in metrics]
