@@ -1,7 +1,11 @@
 """Training speed beside Hugging Face's MarianMTModel: target tokens a second of full steps.
 
     python benchmarks/training.py                               # a table
-    python benchmarks/training.py --json docs/results/training-speed.json
+    python benchmarks/training.py --out docs/results/training-speed.json
+    python benchmarks/training.py --run runs/captions-512 --lengths 512 2048    # real weights, real text
+
+With `--run` our model has the sizes and weights of a trained run and reads the text of its corpus, so that the zeros
+are real; the peers have the same sizes and read the same tokens. Without it weights and tokens are random.
 
 A step is forward, loss (label smoothing 0.1), backward, clipping and fused AdamW. Every
 model takes one step in turn, round after round, so that a busy machine slows all of them
@@ -13,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import statistics
 import sys
 import time
@@ -31,17 +36,18 @@ from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.regularizers import RegularizerConfig
 from reluformer.training.config import TrainingConfig
 from reluformer.training.optimizer import Optimizer, adamw
+from reluformer.translation.corpus import PreparedCorpus
 from reluformer.translation.task import TranslationObjective
+from reluformer.translation.tokenizer import BEGIN, SEPARATOR
+from reluformer.translation.translator import load_run
 
 Step = Callable[[Tensor, Tensor, Tensor], float]
 SIZES = dict(vocab_size=8000, width=256, heads=4, encoder_layers=3, decoder_layers=3, slots=1024, dropout=0.1)
 PEER = "marian"
 
 
-def ours(architecture: str, config: TrainingConfig) -> Step:
+def ours(model: ReLUFormer, config: TrainingConfig) -> Step:
     """A step as the training loop takes it."""
-    torch.manual_seed(0)
-    model = ReLUFormer(ModelConfig.preset("tiny", architecture, **SIZES))
     objective = TranslationObjective(model, config.label_smoothing, config.regularizer)
     optimizer = Optimizer(config, objective, Accelerator(cpu=True))
 
@@ -58,22 +64,28 @@ def ours(architecture: str, config: TrainingConfig) -> Step:
     return step
 
 
-def marian(config: TrainingConfig) -> Step:
+def with_sizes(architecture: str, sizes: dict[str, Any]) -> ReLUFormer:
+    """A model with random weights."""
+    torch.manual_seed(0)
+    return ReLUFormer(ModelConfig.preset("tiny", architecture, **sizes))
+
+
+def marian(config: TrainingConfig, sizes: dict[str, Any]) -> Step:
     """The same sizes, loss, clipping and optimiser with Hugging Face's model."""
     from transformers import MarianConfig, MarianMTModel
 
     torch.manual_seed(0)
     model: nn.Module = MarianMTModel(
         MarianConfig(
-            vocab_size=SIZES["vocab_size"],
-            d_model=SIZES["width"],
-            encoder_layers=SIZES["encoder_layers"],
-            decoder_layers=SIZES["decoder_layers"],
-            encoder_attention_heads=SIZES["heads"],
-            decoder_attention_heads=SIZES["heads"],
-            encoder_ffn_dim=SIZES["slots"],
-            decoder_ffn_dim=SIZES["slots"],
-            dropout=SIZES["dropout"],
+            vocab_size=sizes["vocab_size"],
+            d_model=sizes["width"],
+            encoder_layers=sizes["encoder_layers"],
+            decoder_layers=sizes["decoder_layers"],
+            encoder_attention_heads=sizes["heads"],
+            decoder_attention_heads=sizes["heads"],
+            encoder_ffn_dim=sizes["slots"],
+            decoder_ffn_dim=sizes["slots"],
+            dropout=sizes["dropout"],
             activation_function="relu",
             max_position_embeddings=4096,
             scale_embedding=True,
@@ -99,27 +111,76 @@ def marian(config: TrainingConfig) -> Step:
     return step
 
 
-def contestants() -> dict[str, Step]:
+def contestants(run: Path | None) -> tuple[dict[str, Step], dict[str, Any], ReLUFormer | None]:
+    """The models that take turns, their sizes, and the trained one if a run is given."""
     config = TrainingConfig(label_smoothing=0.1, clip=1.0, lr=1e-4, device="cpu")
+    trained = None if run is None else load_run(run).model
+    sizes = SIZES if trained is None else {name: getattr(trained.config, name) for name in SIZES}
     steps: dict[str, Step] = {}
     try:
-        steps[PEER] = marian(config)
+        steps[PEER] = marian(config, sizes)
     except ImportError:
         print("transformers is not installed, so there is no peer; pip install transformers", file=sys.stderr)
-    steps["transformer"] = ours("transformer", config)
-    steps["reluformer"] = ours("reluformer", config)
-    steps["reluformer+regularizer"] = ours("reluformer", config.replace(regularizer=RegularizerConfig()))
-    return steps
+    if trained is None:
+        steps["transformer"] = ours(with_sizes("transformer", sizes), config)
+        steps["reluformer"] = ours(with_sizes("reluformer", sizes), config)
+        regularized = config.replace(regularizer=RegularizerConfig())
+        steps["reluformer+regularizer"] = ours(with_sizes("reluformer", sizes), regularized)
+        return steps, sizes, None
+    positions = {"positions": trained.config.positions}
+    steps["transformer"] = ours(with_sizes("transformer", {**sizes, **positions}), config)
+    copy = ReLUFormer(trained.config)  # it learns a little in the steps; the zeros are those of the run
+    copy.load_state_dict(trained.state_dict())
+    steps["trained"] = ours(copy, config)
+    return steps, sizes, trained
 
 
-def measure(steps: dict[str, Step], length: int, tokens: int, rounds: int) -> dict[str, Any]:
+Batches = Callable[[], list[Tensor]]
+
+
+def random_tokens(shape: tuple[int, int]) -> Batches:
+    """Batches of source, target before and target after, each (rows, length)."""
+    return lambda: [torch.randint(5, SIZES["vocab_size"], shape) for _ in range(3)]
+
+
+def text_of(corpus: Path, shape: tuple[int, int]) -> Batches:
+    """Batches of a prepared corpus's training text, its segments joined and cut to the length on both sides."""
+    store = PreparedCorpus(corpus).store("train")
+    order = itertools.cycle(torch.randperm(len(store)).tolist())
+
+    def side(rows: list[list[Any]], name: str) -> Tensor:
+        joined = [[token for s in row for token in [*getattr(s, name)[:-1].tolist(), SEPARATOR]] for row in rows]
+        return torch.tensor([tokens[: shape[1]] for tokens in joined])
+
+    def batch() -> list[Tensor]:
+        rows = []
+        for _ in range(shape[0]):
+            row: list[Any] = []
+            while min(sum(len(getattr(s, name)) for s in row) for name in ("source", "target")) < shape[1]:
+                row.append(store[next(order)])
+            rows.append(row)
+        target = side(rows, "target")
+        return [side(rows, "source"), F.pad(target, (1, 0), value=BEGIN)[:, :-1], target]
+
+    return batch
+
+
+def zeros_in(model: ReLUFormer, batch: list[Tensor]) -> float:
+    """The share of all visible pairs of a batch whose weight is exactly zero, over all attention."""
+    with torch.no_grad():
+        reads = model.eval()(batch[0], batch[1], stats=True).reads.values()
+    visible = [stats.n_visible.expand_as(stats.zero_fraction).double() for stats in reads]
+    zeros = sum(float((stats.zero_fraction * n).sum()) for stats, n in zip(reads, visible, strict=True))
+    return zeros / sum(float(n.sum()) for n in visible)
+
+
+def measure(steps: dict[str, Step], shape: tuple[int, int], batches: Batches, rounds: int) -> dict[str, Any]:
     """Every model by turns on the same batches; the first round warms up."""
-    torch.manual_seed(length)
-    shape = (max(1, tokens // length), length)
+    length = shape[1]
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     processor: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(rounds + 1):
-        batch = [torch.randint(5, SIZES["vocab_size"], shape) for _ in range(3)]
+        batch = batches()
         for name, step in steps.items():
             gc.collect()
             began, used = time.perf_counter(), time.process_time()
@@ -153,11 +214,21 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[64, 512, 1024, 2048])
     parser.add_argument("--tokens", type=int, default=4096, help="target tokens of a batch")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--run", type=Path, help="a trained run, whose weights and text are used")
+    parser.add_argument("--prepared", type=Path, help="the prepared corpus of the run (default: RUN/data)")
     arguments = parser.parse_args()
-    steps = contestants()
+    steps, sizes, trained = contestants(arguments.run)
     cells = []
     for length in arguments.lengths:
-        cells.append(measure(steps, length, arguments.tokens, arguments.rounds))
+        torch.manual_seed(length)
+        shape = (max(1, arguments.tokens // length), length)
+        batches = (
+            random_tokens(shape)
+            if arguments.run is None
+            else text_of(arguments.prepared or arguments.run / "data", shape)
+        )
+        zeros = {} if trained is None else {"zeros": round(zeros_in(trained, batches()), 4)}
+        cells.append({**measure(steps, shape, batches, arguments.rounds), **zeros})
         figures = cells[-1]["models"]
         row = "  ".join(
             f"{name} {f['tokens_per_second']:>8,.0f} ({f['ratio_to_marian']:.2f}, {f['ratio_to_marian_processor']:.2f})"
@@ -165,10 +236,14 @@ def main() -> None:
             else f"{name} {f['tokens_per_second']:>8,.0f}"
             for name, f in figures.items()
         )
-        print(f"length {length:>5}  {row}", file=sys.stderr)
+        share = f"  zeros {cells[-1]['zeros']:.1%}" if trained is not None else ""
+        print(f"length {length:>5}  {row}{share}", file=sys.stderr)
     result = {
         "what": "target tokens a second in training, and the ratio to MarianMTModel (sdpa) by wall and processor time",
-        "model": SIZES,
+        "model": sizes if trained is None else trained.config.model_dump(mode="json"),
+        "weights": "random"
+        if arguments.run is None
+        else f"of the run {arguments.run.name}, with the text of its corpus",
         "step": "forward, label-smoothed loss, backward, clip, fused AdamW; no padding; fp32",
         **circumstances(),
         "cells": cells,
