@@ -202,6 +202,8 @@ def memory() -> tuple[Tensor, Tensor, Tensor]:
 def test_row_wise_rules_are_refused(memory: tuple[Tensor, Tensor, Tensor]) -> None:
     with pytest.raises(ArgumentError, match=r"rule 'softmax' weighs .* additive rules: .*relu_plain, relu.*relu_exp"):
         sharded_read(*memory, rule="softmax")
+    with pytest.raises(ArgumentError, match=r"rule 'relu_exp' weighs the slots"):
+        sharded_read(*memory, rule={"name": "relu_exp", "cap": 1.0})
 
 
 def test_without_a_process_group_it_says_how_to_start_one(memory: tuple[Tensor, Tensor, Tensor]) -> None:

@@ -63,6 +63,8 @@ def test_options_round_trip() -> None:
             "'relu_exp': spread must be a finite number, got 'wide'",
         ),
         ({"name": "relu_exp", "delta": True}, ArgumentError, "delta must be a finite number, got True"),
+        ({"name": "relu_exp", "cap": 0}, ArgumentError, "'relu_exp': cap must be a positive number, got 0"),
+        ({"name": "relu_exp", "cap": "high"}, ArgumentError, "'relu_exp': cap must be a positive number, got 'high'"),
         ({"name": "relu", "learn_gamma": "no"}, ArgumentError, "learn_gamma must be true or false, got 'no'"),
         ({"gamma": 1}, ArgumentError, "a mapping with 'name'"),
     ],
@@ -334,3 +336,58 @@ class TestReluExp:
         weights[0, 0].backward()
         assert scores.grad is not None and scores.grad.isfinite().all()
         torch.testing.assert_close(weights.detach(), torch.tensor([[0.5, 0.5, *8 * [0.0]]]))
+
+
+class TestCap:
+    """No level lies nearer to the best score of its row than the cap."""
+
+    # Equal scores, one slot, one hit among many, a level far above all scores, and one below the capped one.
+    ROWS = (
+        ([0.3] * 6, 6, 0.0),
+        ([0.3] * 6, 1, 0.0),
+        ([9.0, 0.0, 0.1, -0.2, 0.0, 0.1], 6, 0.0),
+        ([1.0, 0.5, 0.2, 0.1, 0.0, -0.1], 6, 50.0),
+        ([1.0, 0.5, 0.2, 0.1, 0.0, -0.1], 4, -1.0),
+    )
+
+    @pytest.mark.parametrize(("scores", "seen", "threshold"), ROWS)
+    def test_it_moves_the_level_as_its_formula_says(self, scores: list[float], seen: int, threshold: float) -> None:
+        row, visible = torch.tensor([scores], dtype=torch.float64), torch.arange(6) < seen
+        n = torch.tensor([[float(seen)]], dtype=torch.float64)
+        free = rules.ReluExp(threshold=threshold, spread=1.0, growth=0.0)
+        mean, deviation = row[:, :seen].mean(), (row[:, :seen].var(correction=0) + free.FLOOR).sqrt()
+        level = torch.minimum(mean + deviation + threshold, row[:, :seen].max() - 0.5)
+        raised = torch.relu(torch.expm1(row - level)) * visible
+        weights = rules.ReluExp(threshold=threshold, spread=1.0, growth=0.0, cap=0.5).weights(row, n, visible)
+        torch.testing.assert_close(weights, raised / (0.1 + raised.sum()))
+        assert float(weights.max()) >= math.expm1(0.5) / (0.1 + seen * math.expm1(0.5)) - 1e-12
+
+    def test_a_row_that_is_far_enough_below_its_best_score_is_left_alone(self) -> None:
+        scores, n = torch.randn(50, 40, dtype=torch.float64), torch.tensor(40.0, dtype=torch.float64)
+        free, capped = rules.ReluExp(), rules.ReluExp(cap=1e-3)
+        assert torch.equal(capped.weights(scores, n, None), free.weights(scores, n, None))
+
+    def test_the_gradient_of_a_capped_level_goes_to_the_first_of_the_best(self) -> None:
+        scores = torch.tensor([[1.0, 3.0, 2.5, 3.0]], dtype=torch.float64, requires_grad=True)
+        level = rules.Level(threshold=10.0, cap=1.0).of_scores(scores, torch.tensor([[4.0]]), None)
+        assert level.item() == 2.0
+        (gradient,) = torch.autograd.grad(level.sum(), scores)
+        assert gradient.tolist() == [[0.0, 1.0, 0.0, 0.0]]
+
+    def test_weights_are_differentiable_through_it(self) -> None:
+        scores = torch.randn(7, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+        visible = torch.arange(9) < torch.tensor([[9], [1], [2], [5], [9], [3], [0]])
+        n = visible.sum(-1, keepdim=True).clamp_min(1).double()
+        rule = rules.ReluExp(threshold=2.0, cap=0.7)
+        assert torch.autograd.gradcheck(lambda x: rule.weights(x, n, visible), (scores,))
+
+    def test_a_row_that_sees_nothing_weighs_nothing(self) -> None:
+        scores = torch.full((2, 3), float("-inf"), dtype=torch.float64)
+        hidden = torch.zeros(2, 3, dtype=torch.bool)
+        weights = rules.ReluExp(cap=1.0).weights(scores, torch.ones(2, 1, dtype=torch.float64), hidden)
+        assert torch.equal(weights, torch.zeros(2, 3, dtype=torch.float64))
+
+    def test_it_is_kept_while_a_rule_is_eased_in_and_in_files(self) -> None:
+        rule = rules.get({"name": "relu_exp", "cap": 1.5})
+        assert rule.eased(0.3).cap == 1.5
+        assert rules.spec(rule) == {"name": "relu_exp", "cap": 1.5}

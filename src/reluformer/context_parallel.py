@@ -186,9 +186,11 @@ def sharded_read(
 
 
 def _summable(rule: Rule) -> Formula | None:
-    """Return the formula of `rule` if its terms do not overflow where they are summed; exp needs the row's maximum."""
+    """Return the formula of `rule` if its terms can be summed: exp and the cap of a level need the row's best score."""
     formula = rules.formula_of(rule)
-    return None if formula is None or formula.activation == "exp" else formula
+    if formula is None or formula.activation == "exp" or (formula.level is not None and formula.level.cap is not None):
+        return None
+    return formula
 
 
 def _summable_names() -> list[str]:

@@ -189,6 +189,7 @@ def test_stepper_of_takes_the_library_where_it_serves(make_model):
         (make_model(decoder_attention=Leaky()).float(), "not with relu_plain as Leaky defines it"),
         (make_model(decoder_attention=Level()).float(), "not with relu_exp as Level defines it"),
         (make_model(cross_attention=Halved()).float(), "not with relu_exp as Halved defines it"),
+        (make_model(cross_attention={"name": "relu_exp", "cap": 1.0}).float(), "not with relu_exp"),
         (make_model(cross_attention=Core()).float(), "not with relu_exp as Core defines it"),
         (make_model(ffn="softmax").float(), "feed-forward layers, not with softmax"),
     ):

@@ -136,6 +136,8 @@ def refusal(
         return "it takes a key bias (..., 1, Tk), a row bias (..., Tq, 1) or a RowKeyBias, but no dense bias"
     if formula is None or native_formula(formula) is None:
         return f"the rule is not one of its formulas; it knows the activations {', '.join(ACTIVATIONS)}"
+    if formula.level is not None and formula.level.cap is not None:
+        return "the level of its rows has a cap"
     if mode == "cpu_sparse" and formula.activation == "sigmoid":
         return "no weight of a sigmoid is zero"
     return None

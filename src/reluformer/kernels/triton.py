@@ -56,6 +56,8 @@ def refusal(
         return f"bias has shape {tuple(bias.shape)}; it must be (..., 1, Tk), (..., Tq, 1) or a RowKeyBias"
     if formula is None or formula.activation not in ACTIVATIONS:
         return f"the rule is not one of its formulas; it knows the activations {', '.join(ACTIVATIONS)}"
+    if formula.level is not None and formula.level.cap is not None:
+        return "the level of its rows has a cap, which needs the best score of a row first"
     if q.dtype not in DTYPES or not q.dtype == k.dtype == v.dtype:
         return f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; they must all be float32, bfloat16 or float16"
     if max(q.size(-1), v.size(-1)) > MAX_WIDTH:

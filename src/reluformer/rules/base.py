@@ -211,6 +211,7 @@ class RowCentered(Rule):
     """The weights of `core` for scores less a level that moves with their row.
 
         level = mean + spread * sqrt(variance + FLOOR) + threshold + growth * log n      over the n visible scores
+        level = min(level, best score - cap)                                             where there is a cap
 
     Like softmax it ignores what all scores of a row have in common, so no row lies below its threshold as a whole; with
     a spread, what weighs nothing is decided by the row's own contrast (and a row dies only if a few slots score so
@@ -230,6 +231,12 @@ class RowCentered(Rule):
     """How many standard deviations above the mean."""
     growth: float = 0.0
     """How much the threshold rises with log n: the more slots, the smaller the share of them that a row reads."""
+    cap: float | None = None
+    """How far below the best score of the row the level lies at least, so that no row dies; None for no limit."""
+
+    def __post_init__(self) -> None:
+        if self.cap is not None:
+            positive(self, cap=self.cap)
 
     @property
     @abstractmethod
@@ -247,7 +254,7 @@ class RowCentered(Rule):
     @property
     def level(self) -> Level:
         """What is taken off the scores of a row."""
-        return Level(self.threshold, self.growth, True, self.spread, self.FLOOR)
+        return Level(self.threshold, self.growth, True, self.spread, self.FLOOR, self.cap)
 
     def formula(self) -> Formula | None:
         core = self.core.formula()
@@ -259,7 +266,8 @@ class RowCentered(Rule):
         mean = visible_only(scores, visible).sum(-1, keepdim=True) / n
         centred = scores - mean
         variance = visible_only(centred, visible).square().sum(-1, keepdim=True) / n if self.spread else None
-        return self.core.weights(centred - self.level.of(n, torch.zeros_like(mean), variance), n, visible)
+        level = self.level.of(n, torch.zeros_like(mean), variance)
+        return self.core.weights(centred - self.level.capped(level, centred, visible), n, visible)
 
 
 @dataclass(frozen=True)

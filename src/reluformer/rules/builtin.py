@@ -175,6 +175,7 @@ class ReluExp(RowCentered):
     growth: float = 0.15
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         positive(self, delta=self.delta)
 
     @property

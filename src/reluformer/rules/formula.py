@@ -44,7 +44,12 @@ class Level:
 
         level = threshold + growth * log n + (mean + spread * sqrt(variance + floor) where centred)
 
-    Mean and variance are those of the n visible scores of the row.
+    Mean and variance are those of the n visible scores of the row. With a `cap` the level is at most the best visible
+    score less the cap, so that the best slot always weighs something and no row dies:
+
+        capped level = min(level, best - cap)
+
+    The gradient of a capped level goes to the best score alone; among equal ones to the first.
 
     Example:
         >>> Level(threshold=0.5, growth=1.0).of(torch.tensor([1.0, torch.e]))
@@ -58,9 +63,11 @@ class Level:
     """How many standard deviations above the mean the level lies; 0 asks for no variance."""
     floor: float = 0.0
     """Keeps the root smooth where all scores of a row are equal."""
+    cap: float | None = None
+    """How far below the best score of its row the level lies at least; None for no such limit."""
 
     def of(self, n: Tensor, mean: Tensor | None = None, variance: Tensor | None = None) -> Tensor:
-        """Return the level of each row.
+        """Return the level of each row, before any cap.
 
         Args:
             n: number of visible slots of each row, at least 1.
@@ -76,12 +83,27 @@ class Level:
 
     def of_scores(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
         """Return the level of each row of dense scores (..., Tq, Tk), as (..., Tq, 1)."""
-        if not self.centred:
-            return self.of(n)
-        mean = visible_only(scores, visible).sum(-1, keepdim=True) / n
-        if not self.spread:
-            return self.of(n, mean)
-        return self.of(n, mean, visible_only(scores - mean, visible).square().sum(-1, keepdim=True) / n)
+        mean = variance = None
+        if self.centred:
+            mean = visible_only(scores, visible).sum(-1, keepdim=True) / n
+            if self.spread:
+                variance = visible_only(scores - mean, visible).square().sum(-1, keepdim=True) / n
+        return self.capped(self.of(n, mean, variance), scores, visible)
+
+    def capped(self, level: Tensor, scores: Tensor, visible: Tensor | None) -> Tensor:
+        """Return `level` (..., Tq, 1), no nearer to the best visible score of each row than the cap allows.
+
+        Args:
+            level: what `of` returned; broadcasts to (..., Tq, 1).
+            scores: (..., Tq, Tk).
+            visible: boolean, broadcasts to scores; None where every slot is visible.
+        """
+        if self.cap is None or not scores.size(-1):
+            return level
+        lowest = torch.finfo(scores.dtype).min
+        hidden_last = scores if visible is None else scores.masked_fill(~visible, lowest)
+        best = visible_only(scores, visible).gather(-1, hidden_last.argmax(-1, keepdim=True))
+        return torch.where(best - self.cap < level, best - self.cap, level)
 
 
 @dataclass(frozen=True)

@@ -240,6 +240,7 @@ def _read_rule(rule: Rule) -> native.ReadRule | None:
     level, delta = formula.level, formula.delta
     if (
         level is None
+        or level.cap is not None
         or delta is None
         or not formula.centred
         or formula.without_level() != Formula("rectified_exp", delta=delta)
