@@ -25,6 +25,7 @@ from reluformer.translation import formats
 from reluformer.translation.document import Document, DocumentAssembler, Skipped, SkipReason
 from reluformer.translation.embedded import generate
 from reluformer.translation.formats import AlignedText, CorpusFormat
+from reluformer.translation.joins import join_encoded, join_texts
 from reluformer.translation.pair_checks import PairChecks, pair_digests
 from reluformer.translation.recipe import CorpusSource, DataConfig, EmbeddedOptions, Limits, Split
 from reluformer.translation.segments import Segment, SegmentStore, cut, encode_documents, write_segments
@@ -268,11 +269,18 @@ class PreparedCorpus:
         return found
 
     def documents(self, split: Split) -> Iterator[Document]:
-        """Reads the texts of a split from the files that the configuration names; `summary` counted their problems."""
+        """Reads the texts of a split from the files that the configuration names; `summary` counted their problems.
+
+        Random joins of the valid and test splits are documents, too.
+        """
         self._check_split(split)
         config = self.config
         languages = (config.source_lang, config.target_lang)
-        return read_documents(config.splits[split], limits=config.limits, languages=languages, split=split)
+        found = read_documents(config.splits[split], limits=config.limits, languages=languages, split=split)
+        how = config.segments
+        if how.join_documents != "random" or split == "train":
+            return found
+        return join_texts(found, self.tokenizer, int(how.segment_tokens), how.join_seed)
 
     def _check_split(self, split: Split) -> None:
         if split not in self.summary.splits:
@@ -412,6 +420,11 @@ def _prepare_split(
     documents = _counted(_checked(config, split, read, summary), summary)
     encoded = encode_documents(documents, tokenizer)
     how = config.segments if split == "train" else config.segments.replace(lone_sentences=0.0)
+    if how.join_documents == "random":
+        if split != "train":
+            encoded = join_encoded(encoded, int(how.segment_tokens), how.join_seed)
+        # training joins the train split itself, anew each epoch
+        how = how.replace(join_documents=False, join_seed=0, lone_sentences=0.0)
     segments = cut(encoded, how, limits=config.limits, skipped=summary.skipped)
     write_segments(_measured(segments, summary), directory / store_name(split), tokenizer.vocab_size)
     if not summary.segments:

@@ -154,13 +154,17 @@ class SegmentConfig(Config):
 
     segment_tokens: int | Literal["sentence"] = 512
     """Most tokens of a segment on either side, with separators and end; or 'sentence' for one sentence each."""
-    join_documents: bool = False
-    """Fill a segment with the documents that follow, as long as they fit."""
+    join_documents: bool | Literal["random"] = Field(default=False, examples=["random"])
+    """Fill a segment with the documents that follow, as long as they fit; or with documents in random
+    order, which training draws anew each epoch."""
     join_across_groups: bool = False
     """Also join documents of different groups. A group shares its id up to the last '/', as turns of one debate do."""
+    join_seed: int = Field(default=0, ge=0, le=2**63 - 1, examples=[1])
+    """Another seed gives other random joins of the valid and test splits. Those of the train split follow
+    `training.seed`."""
     lone_sentences: float = Field(default=0.0, ge=0, le=1, examples=[0.1])
     """Share of the train split's documents that are cut into single sentences, so that a model
-    of documents learns to translate a sentence alone, too."""
+    of documents learns to translate a sentence alone, too. Random joins draw them anew each epoch."""
 
     @field_validator("segment_tokens", mode="before")
     @classmethod
@@ -174,8 +178,10 @@ class SegmentConfig(Config):
     def _joins_make_sense(self) -> Self:
         if self.join_documents and self.segment_tokens == "sentence":
             raise ValueError("join_documents needs segments longer than a sentence; set segment_tokens to a number")
-        if self.join_across_groups and not self.join_documents:
+        if self.join_across_groups and self.join_documents is not True:
             raise ValueError("join_across_groups does nothing without join_documents: true")
+        if self.join_seed and self.join_documents != "random":
+            raise ValueError("join_seed does nothing without join_documents: random")
         return self
 
 
@@ -234,10 +240,12 @@ class DataConfig(Config):
         return {name: source for name, source in given.items() if source is not None}
 
     def identity(self) -> dict[str, Any]:
-        """Returns the configuration as plain data for hashes; filters only if there are any, as before there were."""
+        """Returns the configuration as plain data for hashes; keys that came later only if they are set."""
         values = self.model_dump(mode="json")
         if self.filters == FilterConfig():
             del values["filters"]
+        if not self.segments.join_seed:
+            del values["segments"]["join_seed"]
         return values
 
     def resolved(self) -> Self:

@@ -7,11 +7,12 @@ Shapes: B batch, S source tokens, T target tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +27,9 @@ from reluformer.training.objective import LossSums, Objective
 from reluformer.training.progress import TrainingProgress
 from reluformer.training.run import RunDirectory
 from reluformer.training.task import Evaluate
-from reluformer.translation.batches import Batch, BatchPlan, Lengths, TokenPair, collate, sorted_batches
+from reluformer.translation.batches import Batch, BatchPlan, collate, sorted_batches
 from reluformer.translation.corpus import PreparedCorpus, prepare
+from reluformer.translation.joins import RandomJoins, Segments
 from reluformer.translation.recipe import Recipe
 from reluformer.translation.scoring import score
 from reluformer.translation.tokenizer import BEGIN, PAD, Tokenizer
@@ -117,7 +119,11 @@ class TranslationTask:
 
     def training_data(self, rank: int, world: int) -> TrainingBatches:
         """Returns the batches of all updates."""
-        return TrainingBatches(self.corpus.store("train"), self.recipe.training, rank, world)
+        store, how, training = self.corpus.store("train"), self.recipe.data.segments, self.recipe.training
+        if how.join_documents != "random":
+            return TrainingBatches(store, training, rank, world)
+        joins = RandomJoins(store, int(how.segment_tokens), training.seed, how.lone_sentences)
+        return TrainingBatches(joins, training, rank, world)
 
     def validation_data(self, rank: int, world: int) -> ValidationBatches | None:
         """Returns the batches of the validation split, if there is one."""
@@ -204,54 +210,72 @@ class TranslationObjective(Objective):
         return self.sums(states, weight, target_out, target_mask, {**encoded.reads, **reads}, masks)
 
 
-class Segments(Protocol):
-    """Pairs by number, with their lengths; a `SegmentStore` is one."""
-
-    @property
-    def source_lengths(self) -> Lengths: ...
-    @property
-    def target_lengths(self) -> Lengths: ...
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> TokenPair: ...
-
-
 class TrainingBatches:
     """The training batches of process `rank` of `world`, a pure function of (seed, step, rank).
 
     The plan is made for what all processes hold together, and its rows are dealt out:
     `world` processes with batches of n tokens see what one process sees with n * world.
+
+    Random joins have other lengths, and so another number of batches, in each epoch. A step is
+    then found by planning the epochs before it, which takes a fraction of a second each.
     """
 
-    def __init__(self, segments: Segments, config: TrainingConfig, rank: int = 0, world: int = 1) -> None:
+    def __init__(self, segments: Segments | RandomJoins, config: TrainingConfig, rank: int = 0, world: int = 1) -> None:
         self._segments = segments
-        self._accumulate = config.accumulate
+        self._config = config
         self._rank, self._world = rank, world
-        self._plan = BatchPlan(
-            segments.source_lengths, segments.target_lengths, config.tokens_per_batch * world, config.seed
-        )
+        self._ends: list[int] = []
+        self._epoch: tuple[int, Segments, BatchPlan] | None = None
+        first = self._planned(0)
+        self._steps_per_epoch, self._padding = first.steps_per_epoch, first.padding
 
     @property
     def batches_per_epoch(self) -> int:
-        """Batches in which every segment occurs once."""
-        return self._plan.steps_per_epoch
+        """Batches in which every segment occurs once; of random joins, in the first epoch."""
+        return self._steps_per_epoch
 
     @property
     def updates_per_epoch(self) -> float:
-        """Updates in which every segment occurs once."""
-        return self._plan.steps_per_epoch / self._accumulate
+        """Updates in which every segment occurs once; of random joins, in the first epoch."""
+        return self._steps_per_epoch / self._config.accumulate
 
     @property
     def padding(self) -> float:
-        """Share of padding in the batches of an epoch."""
-        return self._plan.padding
+        """Share of padding in the batches of the first epoch."""
+        return self._padding
 
     def batches(self, step: int) -> list[Batch]:
         """Returns the batches of update number `step`, counted from 1."""
-        first = (step - 1) * self._accumulate
-        return [self._batch(self._plan.batch(first + i, self._rank, self._world)) for i in range(self._accumulate)]
+        accumulate = self._config.accumulate
+        return [self._batch((step - 1) * accumulate + i) for i in range(accumulate)]
 
-    def _batch(self, numbers: Sequence[int]) -> Batch:
-        return collate([self._segments[number] for number in numbers], PAD, BEGIN) if numbers else empty_batch()
+    def _batch(self, step: int) -> Batch:
+        epoch, position = self._place(step)
+        plan = self._planned(epoch)
+        numbers = plan.batch(epoch * plan.steps_per_epoch + position, self._rank, self._world)
+        assert self._epoch is not None
+        segments = self._epoch[1]
+        return collate([segments[number] for number in numbers], PAD, BEGIN) if numbers else empty_batch()
+
+    def _place(self, step: int) -> tuple[int, int]:
+        """Returns the epoch of a batch, and its place in it."""
+        if not isinstance(self._segments, RandomJoins):
+            return divmod(step, self._steps_per_epoch)
+        while not self._ends or self._ends[-1] <= step:
+            before = self._ends[-1] if self._ends else 0
+            self._ends.append(before + self._planned(len(self._ends)).steps_per_epoch)
+        epoch = bisect_right(self._ends, step)
+        return epoch, step - (self._ends[epoch - 1] if epoch else 0)
+
+    def _planned(self, epoch: int) -> BatchPlan:
+        """Returns the plan of an epoch; the last one is kept, and segments that do not change have only one."""
+        joins = isinstance(self._segments, RandomJoins)
+        if self._epoch is None or (joins and self._epoch[0] != epoch):
+            segments = self._segments.epoch(epoch) if isinstance(self._segments, RandomJoins) else self._segments
+            tokens = self._config.tokens_per_batch * self._world
+            plan = BatchPlan(segments.source_lengths, segments.target_lengths, tokens, self._config.seed)
+            self._epoch = (epoch, segments, plan)
+        return self._epoch[2]
 
 
 class ValidationBatches:
