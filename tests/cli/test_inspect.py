@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,17 @@ def test_history_of_a_finished_run(run: Path, invoke: Invoke) -> None:
     assert found["best_loss"] == min(event["loss"] for event in log.events("valid"))
     assert found["telemetry"] == log.events("telemetry")[-1]
     assert found["tokens"] == RunDirectory(run).status["result"]["tokens"]
+
+
+def test_a_damaged_line_of_the_log_is_reported(run: Path, invoke: Invoke, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    log = RunDirectory(copy).log
+    log.path.write_bytes(log.path.read_bytes().replace(b'"step": 10', b'"step": 11', 1))
+    (problem,) = log.problems()
+    found = json.loads(invoke("inspect", copy, "--json").stdout)
+    assert found["damaged"] == [problem]
+    assert "left out a line of the log" in invoke("inspect", copy).stdout
 
 
 @pytest.mark.parametrize("columns", ["80", "120"])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +69,34 @@ def nest_state(path: Path) -> None:
     (path / "state.json").write_text("[" * 200_000)
 
 
+def list_files(path: Path) -> None:
+    content = json.loads((path / "state.json").read_text())
+    del content["checksum"]
+    (path / "state.json").write_text(json.dumps({**content, "files": ["model.safetensors"]}))
+
+
+def put_pipe(path: Path) -> None:
+    (path / "model.safetensors").unlink()
+    os.mkfifo(path / "model.safetensors")
+
+
 def lose_tensor(path: Path) -> None:
     (path / "model.safetensors").unlink()
 
 
 @pytest.mark.parametrize(
-    "damage", [tear_tensor, flip_bit, tear_state, change_state, rename_checksum, nest_state, lose_tensor]
+    "damage",
+    [
+        tear_tensor,
+        flip_bit,
+        tear_state,
+        change_state,
+        rename_checksum,
+        nest_state,
+        list_files,
+        put_pipe,
+        lose_tensor,
+    ],
 )
 def test_a_torn_checkpoint_is_skipped_and_told(tmp_path: Path, damage: Any) -> None:
     store = store_with(tmp_path, 3, 6)

@@ -147,6 +147,36 @@ def test_a_changed_state_is_reported_and_an_earlier_checkpoint_used(
         assert "resuming after update 3" in progress.messages
 
 
+def test_a_checkpoint_without_its_tensors_is_reported_and_an_earlier_one_used(
+    make_recipe: Any, prepared: Path, tmp_path: Path
+) -> None:
+    run(make_recipe(updates=6), tmp_path, prepared)
+    state = tmp_path / "checkpoints" / "step-00000006" / "state.json"
+    content = json.loads(state.read_text(encoding="utf-8"))
+    del content["checksum"], content["files"]["optimizer.safetensors"]
+    state.write_text(json.dumps(content), encoding="utf-8")
+    progress = Messages()
+    run(make_recipe(updates=9), tmp_path, prepared, progress=progress)
+    assert "skipped a checkpoint: step 6: lacks optimizer" in progress.messages
+    assert "resuming after update 3" in progress.messages
+
+
+def test_a_damaged_line_of_the_log_is_reported_and_the_history_kept(
+    make_recipe: Any, prepared: Path, tmp_path: Path
+) -> None:
+    run(make_recipe(updates=4, log_every=1), tmp_path, prepared)
+    log = RunDirectory(tmp_path).log
+    lines = log.path.read_bytes().split(b"\n")
+    number = next(number for number, line in enumerate(lines) if b'"step": 2' in line)
+    log.path.write_bytes(b"\n".join([*lines[:number], b"\xff" + lines[number], *lines[number + 1 :]]))
+    progress = Messages()
+    run(make_recipe(updates=6, log_every=1), tmp_path, prepared, progress=progress)
+    problem = f"{log.path}:{number + 1}: damaged, not JSON"
+    assert f"warning: skipped a line of the log: {problem}" in progress.messages
+    assert [event["step"] for event in log.events("train")] == [1, 3, 4, 5, 6]
+    assert log.problems() == []
+
+
 def test_without_resuming_a_run_starts_anew(make_recipe: Any, prepared: Path, tmp_path: Path) -> None:
     run(make_recipe(updates=4), tmp_path, prepared)
     assert run(make_recipe(updates=2, lr=0.1), tmp_path, prepared, resume=False).step == 2

@@ -239,7 +239,23 @@ def test_offsets_out_of_order_are_refused(tmp_path: Path) -> None:
     offsets = np.array([0, 3, 1003, 1007], dtype=np.int32).tobytes()
     assert whole.count(offsets) == 2
     path.write_bytes(whole.replace(offsets, np.array([0, 1003, 3, 1007], dtype=np.int32).tobytes()))
-    with pytest.raises(StorageError, match="list offsets out of order"):
+    with pytest.raises(StorageError, match="non-monotonic offset"):
+        SegmentStore(path)
+
+
+@pytest.mark.parametrize("damage", ["offset", "text"])
+def test_damaged_names_of_documents_are_refused(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "a.arrow"
+    rows = [Segment(name, 0, 1, np.array([5, 6]), np.array([7])) for name in ("first", "second", "last")]
+    write_segments(rows, path, 2000)
+    whole = path.read_bytes()
+    offsets = np.array([0, 5, 11, 15], dtype=np.int32).tobytes()
+    assert (whole.count(offsets), whole.count(b"firstsecondlast")) == (1, 1)
+    if damage == "offset":
+        path.write_bytes(whole.replace(offsets, np.array([0, 2**30, 11, 15], dtype=np.int32).tobytes()))
+    else:
+        path.write_bytes(whole.replace(b"firstsecondlast", b"first\xffecondlast"))
+    with pytest.raises(StorageError, match=r"a.arrow: damaged or not a segment store"):
         SegmentStore(path)
 
 

@@ -132,6 +132,8 @@ class History:
     """The events `valid` of the log."""
     telemetry: dict[str, Any] | None
     """The last event `telemetry` of the log."""
+    damaged: list[str]
+    """A sentence for each damaged line of the log, which is left out."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
@@ -167,6 +169,7 @@ def read_history(run: Path) -> History:
         training=training,
         validation=validation,
         telemetry=telemetry[-1] if telemetry else None,
+        damaged=directory.log.problems(),
     )
 
 
@@ -174,6 +177,8 @@ def print_history(history: History, console: Console) -> None:
     """Print the figures, learning curves, validations and memories of a run."""
     console.print(history.run, style="bold", highlight=False, markup=False)
     console.print(_run_table(history))
+    for problem in history.damaged:
+        console.print(f"warning: left out a line of the log: {problem}", highlight=False, markup=False)
     for name, events in (("training", history.training), ("validation", history.validation)):
         losses = [event["loss"] for event in events if event.get("loss") is not None]
         if len(losses) > 1:

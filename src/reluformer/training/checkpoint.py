@@ -213,10 +213,11 @@ class CheckpointStore:
         for name, checksum in content["files"].items():
             path = self.path(step) / name
             try:
+                files.check_regular(path)
                 if _checksum(path) != checksum:
                     raise StorageError(f"{path}: torn or changed since it was written")
                 tensors[path.stem] = load_file(path)
-            except (OSError, SafetensorError) as error:
+            except (OSError, ValueError, SafetensorError) as error:
                 if isinstance(error, StorageError):
                     raise
                 raise StorageError(f"{path}: cannot be read: {error}") from None
@@ -232,7 +233,8 @@ class CheckpointStore:
             raise StorageError(f"{path}: torn: {error}") from None
         if found[:2] != (FORMAT, step):
             raise StorageError(f"{path}: format {found[0]} of step {found[1]}; expected {FORMAT} of step {step}")
-        if len(content) != len(found) or checksum not in (None, _checksum_of(content)):
+        whole = len(content) == len(found) and isinstance(found[2], dict) and isinstance(found[3], dict)
+        if not whole or checksum not in (None, _checksum_of(content)):
             raise StorageError(f"{path}: torn or changed since it was written")
         return dict(content)
 

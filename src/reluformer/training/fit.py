@@ -208,6 +208,8 @@ def _start(trainer: Trainer, initial: Path | None, resumes: bool) -> None:
     """Gives the trainer its first state, and then the directory to its run."""
     fingerprint = trainer.task.fingerprint()
     if resumes:
+        for problem in trainer.run.log.problems():
+            trainer.progress.message(f"warning: skipped a line of the log: {problem}")
         _check_fingerprint(trainer.run, fingerprint)
     checkpoint = _newest_checkpoint(trainer) if resumes else None
     if checkpoint is not None:
@@ -258,6 +260,9 @@ def _newest_checkpoint(trainer: Trainer) -> Checkpoint:
 
 def _check_state(checkpoint: Checkpoint) -> None:
     """Refuses a state that is damaged or of another step, which version 0.1 has no checksum for."""
+    missing = [name for name in ("model", "optimizer") if name not in checkpoint.tensors]
+    if missing or "scaler" not in checkpoint.state:
+        raise StorageError(f"step {checkpoint.step}: lacks {(*missing, 'the state of the scaler')[0]}")
     try:
         state = TrainingState.from_json(checkpoint.state["training"])
     except (KeyError, TypeError) as error:

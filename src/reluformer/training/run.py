@@ -20,8 +20,9 @@ import json
 import math
 import os
 import shutil
+import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -50,6 +51,8 @@ _OF_A_RUN = (
 )
 """What a new run deletes, in this order: without the first two there is nothing to resume."""
 _MOST_NAMES = 8
+_CHECKSUM = "crc32"
+"""The key of a line's checksum in the log."""
 
 
 def is_run(directory: Path) -> bool:
@@ -285,7 +288,7 @@ class RunDirectory:
         """The step of the model in best/; None without a whole one."""
         try:
             return int(files.parse_json(files.read_text(self.best / BEST_STEP))["step"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
             return None
 
     def alone(self) -> AbstractContextManager[None]:
@@ -300,17 +303,17 @@ class RunDirectory:
 
 
 class RunLog:
-    """A log with one JSON object a line, in the order of steps."""
+    """A log with one JSON object a line, in the order of steps; each line has a checksum of its own."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def append(self, event: str, step: int, **values: Any) -> None:
         """Adds an event with its step and values; numbers that are not finite become null."""
-        line = json.dumps({"event": event, "step": step, **_plain(values)})
+        line = _log_line({"event": event, "step": step, **_plain(values)})
         try:
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+                file.write(line)
         except OSError as error:
             raise StorageError(f"{self.path}: cannot be written: {error.strerror or error}; free some space") from None
 
@@ -321,21 +324,60 @@ class RunLog:
                 os.fsync(file.fileno())
 
     def events(self, event: str | None = None) -> list[dict[str, Any]]:
-        """Returns all events, or those of one kind. A last line that was cut off is left out."""
-        if not self.path.exists():
-            return []
-        found = []
-        for line in self.path.read_text(encoding="utf-8").splitlines():
+        """Returns all events, or those of one kind. Damaged lines are left out; `problems` names them."""
+        return [values for values in self._read()[0] if event is None or values["event"] == event]
+
+    def problems(self) -> list[str]:
+        """Returns a sentence for each damaged line, but not for a last line that a killed process cut off."""
+        return self._read()[1]
+
+    def _read(self) -> tuple[list[dict[str, Any]], list[str]]:
+        """Returns the events of all good lines, and what is wrong with the others."""
+        files.check_regular(self.path)
+        try:
+            *lines, rest = self.path.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return [], []
+        except OSError as error:
+            raise StorageError(f"{self.path}: cannot be read: {error.strerror or error}") from None
+        events, problems = [], []
+        for number, line in enumerate(lines, 1):
             try:
-                found.append(json.loads(line))
-            except (ValueError, RecursionError):
-                break
-        return [values for values in found if event is None or values["event"] == event]
+                events.append(_parse_log_line(line))
+            except ValueError as error:
+                problems.append(f"{self.path}:{number}: {error}")
+        if rest:  # a last line without its end
+            with suppress(ValueError):
+                events.append(_parse_log_line(rest))
+        return events, problems
 
     def cut_after(self, step: int) -> None:
-        """Drops the events after `step`, which will be logged again."""
+        """Drops the events after `step`, which will be logged again, and damaged lines."""
         kept = [values for values in self.events() if values["step"] <= step and values["event"] != "end"]
-        files.write_text(self.path, "".join(json.dumps(values) + "\n" for values in kept))
+        files.write_text(self.path, "".join(map(_log_line, kept)))
+
+
+def _log_line(values: Mapping[str, Any]) -> str:
+    return json.dumps({**values, _CHECKSUM: _line_checksum(values)}) + "\n"
+
+
+def _parse_log_line(line: bytes) -> dict[str, Any]:
+    """Returns an event of the log, or raises a `ValueError` that says what is wrong with its line."""
+    try:
+        values = files.parse_json(line.decode("utf-8"))
+    except ValueError:
+        raise ValueError("damaged, not JSON") from None
+    if not isinstance(values, dict) or type(values.get("event")) is not str or type(values.get("step")) is not int:
+        raise ValueError("damaged, not an event with its step")
+    checksum = values.pop(_CHECKSUM, None)  # version 0.1 wrote none
+    if checksum not in (None, _line_checksum(values)):
+        raise ValueError("damaged, or changed since it was written")
+    return values
+
+
+def _line_checksum(values: Mapping[str, Any]) -> str:
+    """Returns the checksum of an event, which JSON keeps exactly."""
+    return f"{zlib.crc32(json.dumps(values).encode()):08x}"
 
 
 def _plain(value: Any) -> Any:

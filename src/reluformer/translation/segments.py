@@ -312,7 +312,7 @@ class _Columns:
     """The columns of one record batch as views into the file."""
 
     def __init__(self, batch: Any) -> None:
-        batch.validate()
+        batch.validate(full=True)  # names of documents, too: no checksum covers them
         self._batch = batch
         self.offsets: dict[str, npt.NDArray[np.int32]] = {}
         self._values: dict[str, npt.NDArray[np.integer]] = {}
