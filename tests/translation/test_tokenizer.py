@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -141,4 +144,61 @@ def test_a_foreign_tokenizer_is_refused(tmp_path: Path) -> None:
     vocabulary["<mask>"] = vocabulary.pop("<sep>")
     Tokenizer(json.dumps(definition), "bpe").save(tmp_path)
     with pytest.raises(StorageError, match="not made by reluformer"):
+        Tokenizer.load(tmp_path)
+
+
+GROWING = {"type": "Replace", "pattern": {"Regex": "."}, "content": "a" * 1000}
+HOSTILE = {
+    "normalizer": ({"normalizer": {"type": "Sequence", "normalizers": [GROWING] * 9}}, "has another 'normalizer'"),
+    "no-normalizer": ({"normalizer": None}, "has another 'normalizer'"),
+    "pre-tokenizer": (
+        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a*)*b"}, "behavior": "Removed", "invert": False}},
+        "has another 'pre_tokenizer'",
+    ),
+    "decoder": ({"decoder": {"type": "Replace", "pattern": {"String": "a"}, "content": "b"}}, "has another 'decoder'"),
+    "truncation": (
+        {"truncation": {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 0}},
+        "has another 'truncation'",
+    ),
+    "deep": ({"post_processor": json.loads("[" * 200 + "]" * 200)}, "not a tokenizer: .*nested more than 100"),
+    "no-model": ({"model": None}, "not a tokenizer"),
+    "no-tokens": ({"added_tokens": []}, "other added tokens"),
+}
+
+
+def save_definition(definition: dict[str, Any], directory: Path) -> None:
+    """Writes a tokenizer.json with a checksum that fits, as an attacker would."""
+    text = json.dumps(definition)
+    metadata = {"format": 1, "kind": "bpe", "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    (directory / "tokenizer.json").write_text(text, "utf-8")
+    (directory / "tokenizer.meta.json").write_text(json.dumps(metadata), "utf-8")
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_parts_that_training_never_writes_are_refused(tmp_path: Path, case: str) -> None:
+    changes, message = HOSTILE[case]
+    save_definition({**json.loads(tokenizer("bpe").definition), **changes}, tmp_path)
+    with pytest.raises(StorageError, match=message):
+        Tokenizer.load(tmp_path)
+
+
+def test_options_and_entries_that_training_never_writes_are_refused(tmp_path: Path) -> None:
+    definition = json.loads(tokenizer("bpe").definition)
+    model = definition["model"]
+    save_definition({**definition, "model": {**model, "dropout": 0.5}}, tmp_path)
+    with pytest.raises(StorageError, match="has the option 'dropout'; it was not made by reluformer"):
+        Tokenizer.load(tmp_path)
+    vocabulary = {**model["vocab"], "a" * 100_001: len(model["vocab"])}
+    save_definition({**definition, "model": {**model, "vocab": vocabulary}}, tmp_path)
+    with pytest.raises(StorageError, match="an entry of the vocabulary has 100,001 characters, at most 100,000"):
+        Tokenizer.load(tmp_path)
+    save_definition(definition, tmp_path)
+    assert Tokenizer.load(tmp_path).vocab_size == tokenizer("bpe").vocab_size
+
+
+def test_a_pipe_is_no_tokenizer(tmp_path: Path) -> None:
+    tokenizer("bpe").save(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    os.mkfifo(tmp_path / "tokenizer.json")
+    with pytest.raises(StorageError, match="is a named pipe"):
         Tokenizer.load(tmp_path)

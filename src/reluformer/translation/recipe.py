@@ -269,11 +269,11 @@ class DecodingConfig(Config):
     stop: Literal["exact", "beam"] = "exact"
     """`exact`: when no live hypothesis can still enter the n best, whatever its length becomes.
     `beam`: as soon as `beam` hypotheses are finished, which is quicker and may miss a better one."""
-    length_ratio: float = Field(default=2.0, gt=0, le=1000)
+    length_ratio: float = Field(default=2.0, gt=0, le=100)
     """A sentence may grow to length_ratio * source tokens + length_offset tokens."""
-    length_offset: int = Field(default=16, ge=1, le=10**5)
+    length_offset: int = Field(default=16, ge=1, le=1000)
     """Tokens that a translation may have beyond `length_ratio` times its source."""
-    min_length: int = Field(default=0, ge=0, le=10**5, examples=[2])
+    min_length: int = Field(default=0, ge=0, le=1000, examples=[2])
     """Tokens before the end is allowed; where it exceeds the length limit, the limit wins."""
     window_tokens: Annotated[int, Field(ge=8, le=10**6)] | Literal["sentence"] | None = Field(
         default=None, examples=[256]

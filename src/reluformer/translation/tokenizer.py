@@ -19,7 +19,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from reluformer.errors import DataError, StorageError
-from reluformer.files import check_regular, read_json, write_text
+from reluformer.files import parse_json, read_json, read_text, write_text
 from reluformer.translation.recipe import TokenizerConfig
 
 PAD, BEGIN, END, SEPARATOR, UNKNOWN = range(5)
@@ -27,6 +27,18 @@ SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<sep>", "<unk>")
 FORMAT = 1
 _APPENDED_STEP = 1e-4
 _FILE, _METADATA = "tokenizer.json", "tokenizer.meta.json"
+_PARTS: dict[str, Any] = {
+    "normalizer": {"type": "Prepend", "prepend": " "},
+    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False},
+    "decoder": {"type": "Sequence", "decoders": [{"type": "ByteLevel"}, {"type": "Strip", "content": " ", "start": 1}]},
+    "post_processor": None,
+    "truncation": None,
+    "padding": None,
+}
+"""The parts of a tokenizer.json that `Tokenizer.train` writes, without the options that change nothing."""
+_CHANGING_OPTIONS = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges")
+_MOST_CHARACTERS = 100_000
+"""The most characters of an entry of the vocabulary."""
 
 
 class Tokenizer:
@@ -124,21 +136,58 @@ class Tokenizer:
         """
         path = Path(directory) / _FILE
         metadata = read_json(Path(directory) / _METADATA, what="tokenizer metadata", version=FORMAT)
-        check_regular(path)
         try:
-            definition = path.read_bytes()
+            definition = read_text(path, most=2**28)
+        except StorageError:
+            raise
         except OSError as error:
             raise StorageError(f"{path}: cannot read the tokenizer: {error.strerror}") from None
-        if hashlib.sha256(definition).hexdigest() != metadata.get("sha256"):
+        except ValueError:
+            raise StorageError(f"{path}: damaged, it is not UTF-8; prepare the data again") from None
+        if hashlib.sha256(definition.encode("utf-8")).hexdigest() != metadata.get("sha256"):
             raise StorageError(f"{path}: damaged, or changed since it was saved; prepare the data again")
+        _check_parts(definition, path)
         try:
-            tokenizer = cls(definition.decode("utf-8"), str(metadata.get("kind")))
+            tokenizer = cls(definition, str(metadata.get("kind")))
         # tokenizers raises a bare Exception for whatever it cannot parse
         except Exception as error:
             raise StorageError(f"{path}: not a tokenizer: {error}") from None
         if tuple(map(tokenizer._tokenizer.id_to_token, range(len(SPECIAL_TOKENS)))) != SPECIAL_TOKENS:
             raise StorageError(f"{path}: ids 0 to 4 are not {' '.join(SPECIAL_TOKENS)}; it was not made by reluformer")
         return tokenizer
+
+
+def _check_parts(definition: str, path: Path) -> None:
+    """Refuses parts that `train` never writes: a foreign normaliser can turn one character into gigabytes."""
+    try:
+        values = parse_json(definition)
+        model, added = values["model"], values["added_tokens"]
+        found = {name: values.get(name) for name in _PARTS}
+        vocabulary = model["vocab"]
+        longest = max(map(len, vocabulary if isinstance(vocabulary, dict) else (piece for piece, _ in vocabulary)))
+        options = {name: model[name] for name in _CHANGING_OPTIONS if model.get(name)}
+        special = [(token["id"], token["content"]) for token in added]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StorageError(f"{path}: not a tokenizer: {type(error).__name__}: {error}") from None
+    for name, expected in _PARTS.items():
+        if not _agrees(found[name], expected):
+            raise StorageError(f"{path}: has another '{name}' than reluformer writes; it was not made by reluformer")
+    if options or special != list(enumerate(SPECIAL_TOKENS)):
+        other = f"the option '{next(iter(options))}'" if options else "other added tokens"
+        raise StorageError(f"{path}: has {other}; it was not made by reluformer")
+    if longest > _MOST_CHARACTERS:
+        raise StorageError(
+            f"{path}: an entry of the vocabulary has {longest:,} characters, at most {_MOST_CHARACTERS:,}"
+        )
+
+
+def _agrees(found: Any, expected: Any) -> bool:
+    """Returns whether a value holds what is expected; keys that are not named may have any value."""
+    if isinstance(expected, dict):
+        return isinstance(found, dict) and all(_agrees(found.get(key), value) for key, value in expected.items())
+    if isinstance(expected, list):
+        return isinstance(found, list) and len(found) == len(expected) and all(map(_agrees, found, expected))
+    return bool(found == expected)
 
 
 def _chain(first: str, rest: Iterable[str]) -> Iterable[str]:
