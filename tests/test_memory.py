@@ -27,6 +27,9 @@ class TestGoldenValues:
         # scores 2 and -1; sqrt(n/2) = 1
         q, k, v = tensor4([[1.0]]), tensor4([[2.0], [-1.0]]), tensor4([[10.0, 1.0], [20.0, 2.0]])
         # relu_exp: 1.5 above the mean of the row, with a deviation of 1.5
+        chance = math.expm1(1.5 - 0.3 * math.sqrt(2 * math.log(2)) * math.sqrt(1.5**2 + 0.01))
+        picked = math.expm1(2) / (1e-6 + math.expm1(2) + 1 - math.exp(-1))
+        sharp = math.exp(0.43 * math.log(2) * 3)
         e, hit = math.exp(3), math.expm1(1.5 + 1.55 - math.sqrt(1.5**2 + 0.01) - 0.15 * math.log(2))
         expected = {
             "relu_plain": [20.0, 2.0],
@@ -35,6 +38,9 @@ class TestGoldenValues:
             "relu2": [40 / math.sqrt(3), 4 / math.sqrt(3)],
             "relu_norm": [20 / 3, 2 / 3],
             "relu_exp": [10 * hit / (0.1 + hit), hit / (0.1 + hit)],
+            "relu_chance": [10 * chance / (0.1 + chance), chance / (0.1 + chance)],
+            "softpick": [10 * picked, picked],
+            "scalable_softmax": [(10 * sharp + 20) / (sharp + 1), (sharp + 2) / (sharp + 1)],
             "rela": [20.0, 2.0],
             "sigmoid": [
                 10 / (1 + 2 * math.exp(-2)) + 20 / (1 + 2 * math.e),

@@ -240,9 +240,9 @@ def _levels(q: Tensor, k: Tensor, level: Level, pieces: list[Piece], n: Tensor, 
     """
     if not level.centred:
         return level.of(n)
-    found = [_blind(pieces, 3 if level.spread else 2, q, k)]
+    found = [_blind(pieces, 3 if level.needs_variance else 2, q, k)]
     for rows, seen in pieces:
-        mean, variance = row_moments(q[:, :, rows], k, None, seen, scale, level.spread != 0)
+        mean, variance = row_moments(q[:, :, rows], k, None, seen, scale, level.needs_variance)
         counts = seen.counts().to(mean.dtype).expand_as(mean)
         found.append(torch.stack([counts, mean] if variance is None else [counts, mean, variance], dim=-1))
     own_n, own_mean, *own_variance = torch.cat(found, dim=2).unbind(-1)

@@ -26,7 +26,16 @@ STRICT = {"name": "relu_exp", "threshold": 0.2, "growth": -0.1, "spread": 0.3, "
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize(
     "rule",
-    ["relu", "relu_plain", "relu_seqlen", "softmax", "relu_exp", STRICT, {"name": "relu", "learn_gamma": True}],
+    [
+        "relu",
+        "relu_plain",
+        "relu_seqlen",
+        "softmax",
+        "relu_exp",
+        "relu_chance",
+        STRICT,
+        {"name": "relu", "learn_gamma": True},
+    ],
     ids=str,
 )
 def test_a_step_equals_the_model_on_the_whole_prefix(make_model, rule, norm, positions):
@@ -54,6 +63,9 @@ def test_own_and_cross_attention_may_have_different_rules(make_model, own, cross
         dict(threshold=-100.0),
         dict(threshold=100.0),
         dict(delta=50.0),
+        dict(chance=0.5),
+        dict(threshold=100.0, cap=0.4),
+        dict(chance=0.6, cap=1.5),
     ],
     ids=str,
 )
@@ -180,7 +192,7 @@ def test_stepper_of_takes_the_library_where_it_serves(make_model):
         def core(self):
             return rules.ReluNorm(self.delta)
 
-    for rule in ("relu", "softmax", "relu_exp", STRICT):
+    for rule in ("relu", "softmax", "relu_exp", "relu_chance", STRICT):
         assert isinstance(native_stepper.stepper_of(make_model(decoder_attention=rule).float()), NativeStepper)
     for model, reason in (
         (make_model(), "float32 on the CPU, the model is torch.float64"),
@@ -189,7 +201,6 @@ def test_stepper_of_takes_the_library_where_it_serves(make_model):
         (make_model(decoder_attention=Leaky()).float(), "not with relu_plain as Leaky defines it"),
         (make_model(decoder_attention=Level()).float(), "not with relu_exp as Level defines it"),
         (make_model(cross_attention=Halved()).float(), "not with relu_exp as Halved defines it"),
-        (make_model(cross_attention={"name": "relu_exp", "cap": 1.0}).float(), "not with relu_exp"),
         (make_model(cross_attention=Core()).float(), "not with relu_exp as Core defines it"),
         (make_model(ffn="softmax").float(), "feed-forward layers, not with softmax"),
     ):

@@ -46,7 +46,7 @@ def level_bias(q: Tensor, k: Tensor, level: Level, visibility: Visibility, bias:
     assert visibility.mask is None and split is not None
     rows, keys = split
     if level.centred:
-        mean, variance = row_moments(q, k, keys, visibility, scale, level.spread != 0)
+        mean, variance = row_moments(q, k, keys, visibility, scale, level.needs_variance)
         moved = -level.of(visibility.counts().clamp_min(1).to(mean.dtype), mean, variance)
     else:
         exact = torch.float64 if q.dtype == torch.float64 else torch.float32

@@ -14,6 +14,9 @@ number of visible slots); a *row-wise* rule looks at the whole row.
     sigmoid       sigmoid(s_j - log n)
     relu_norm     ReLU(s_j) / (delta + sum_l ReLU(s_l))
     relu_exp      ReLU(e^x_j - 1) / (delta + sum_l ReLU(e^x_l - 1)), x_j = s_j - level of the row
+    relu_chance   as relu_exp, the level at a share of what the best of n chance scores reaches, below the best score
+    softpick      ReLU(e^s_j - 1) / (epsilon + sum_l |e^s_l - 1|)
+    scalable_softmax   exp(c log n s_j) / sum_l exp(c log n s_l)
     sparsemax     Euclidean projection of s onto the simplex
     entmax15      1.5-entmax of s
 
@@ -53,13 +56,16 @@ from reluformer.rules.builtin import (
     Rela,
     Relu,
     Relu2,
+    ReluChance,
     ReluExp,
     ReluNorm,
     ReluPlain,
     ReluSeqlen,
+    ScalableSoftmax,
     Sigmoid,
     Softmax,
     SoftmaxLN,
+    Softpick,
     Sparsemax,
 )
 from reluformer.rules.formula import Activation, Formula, Level
@@ -78,6 +84,7 @@ __all__ = [
     "Rela",
     "Relu",
     "Relu2",
+    "ReluChance",
     "ReluExp",
     "ReluNorm",
     "ReluPlain",
@@ -86,9 +93,11 @@ __all__ = [
     "RowNormalized",
     "Rowwise",
     "Rule",
+    "ScalableSoftmax",
     "Sigmoid",
     "Softmax",
     "SoftmaxLN",
+    "Softpick",
     "Sparsemax",
     "formula_of",
     "get",

@@ -210,8 +210,9 @@ class RowNormalized(Rule):
 class RowCentered(Rule):
     """The weights of `core` for scores less a level that moves with their row.
 
-        level = mean + spread * sqrt(variance + FLOOR) + threshold + growth * log n      over the n visible scores
-        level = min(level, best score - cap)                                             where there is a cap
+        level = mean + deviations * sqrt(variance + FLOOR) + threshold + growth * log n      over the n visible scores
+        deviations = spread + chance * sqrt(2 log n)
+        level = min(level, best score - cap)                                                 where there is a cap
 
     Like softmax it ignores what all scores of a row have in common, so no row lies below its threshold as a whole; with
     a spread, what weighs nothing is decided by the row's own contrast (and a row dies only if a few slots score so
@@ -233,6 +234,8 @@ class RowCentered(Rule):
     """How much the threshold rises with log n: the more slots, the smaller the share of them that a row reads."""
     cap: float | None = None
     """How far below the best score of the row the level lies at least, so that no row dies; None for no limit."""
+    chance: float = 0.0
+    """How many times sqrt(2 log n) deviations above the mean, which is what the best of n chance scores reaches."""
 
     def __post_init__(self) -> None:
         if self.cap is not None:
@@ -249,12 +252,18 @@ class RowCentered(Rule):
         A slot without weight learns nothing, so zeros are best taken once a model knows what it looks for.
         """
         threshold = progress * self.threshold - (1 - progress) * self.LOW
-        return replace(self, threshold=threshold, spread=progress * self.spread, growth=progress * self.growth)
+        return replace(
+            self,
+            threshold=threshold,
+            spread=progress * self.spread,
+            growth=progress * self.growth,
+            chance=progress * self.chance,
+        )
 
     @property
     def level(self) -> Level:
         """What is taken off the scores of a row."""
-        return Level(self.threshold, self.growth, True, self.spread, self.FLOOR, self.cap)
+        return Level(self.threshold, self.growth, True, self.spread, self.FLOOR, self.cap, self.chance)
 
     def formula(self) -> Formula | None:
         core = self.core.formula()
@@ -265,7 +274,7 @@ class RowCentered(Rule):
     def weights(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
         mean = visible_only(scores, visible).sum(-1, keepdim=True) / n
         centred = scores - mean
-        variance = visible_only(centred, visible).square().sum(-1, keepdim=True) / n if self.spread else None
+        variance = visible_only(centred, visible).square().sum(-1, keepdim=True) / n
         level = self.level.of(n, torch.zeros_like(mean), variance)
         return self.core.weights(centred - self.level.capped(level, centred, visible), n, visible)
 

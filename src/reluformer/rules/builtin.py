@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from reluformer.rules.base import OutputNorm, Pointwise, RowCentered, RowNormalized, Rowwise, positive
-from reluformer.rules.formula import HIGHEST, Formula, Level
+from reluformer.rules.formula import HIGHEST, Formula, Level, visible_only
 from reluformer.rules.registry import register
 
 # ------------------------------------------------------------------ pointwise rules
@@ -132,6 +132,42 @@ class SoftmaxLN(Softmax):
     output_norm: ClassVar[OutputNorm | None] = "layer_norm"
 
 
+@register("scalable_softmax")
+@dataclass(frozen=True)
+class ScalableSoftmax(Softmax):
+    """softmax(c log n s): scores grow with the number of slots, so that long rows stay sharp (Nakanishi, 2025)."""
+
+    c: float = 0.43
+    """What the paper's heads learn on average; here it is fixed."""
+
+    def __post_init__(self) -> None:
+        positive(self, c=self.c)
+
+    def weights(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
+        return super().weights(scores * (self.c * torch.log(n)), n, visible)
+
+    def formula(self) -> Formula | None:
+        return None
+
+
+@register("softpick")
+@dataclass(frozen=True)
+class Softpick(Rowwise):
+    """ReLU(e^s - 1) / (epsilon + sum |e^s - 1|): a row sum of at most one, no attention sink (Zuhri et al., 2025)."""
+
+    shift_invariant: ClassVar[bool] = False
+    epsilon: float = 1e-6
+
+    def __post_init__(self) -> None:
+        positive(self, epsilon=self.epsilon)
+
+    def normalize(self, scores: Tensor, visible: Tensor) -> Tensor:
+        hidden_first = scores.masked_fill(~visible, 0) if visible.ndim else scores
+        best = hidden_first.detach().amax(-1, keepdim=True).clamp_min(0)  # both sides are divided by e^best
+        away = visible_only(torch.exp(hidden_first - best) - torch.exp(-best), visible if visible.ndim else None)
+        return torch.relu(away) / (self.epsilon * torch.exp(-best) + away.abs().sum(-1, keepdim=True))
+
+
 @register("relu_norm")
 @dataclass(frozen=True)
 class ReluNorm(RowNormalized):
@@ -181,6 +217,25 @@ class ReluExp(RowCentered):
     @property
     def core(self) -> RowNormalized:
         return RectifiedExpNorm(self.delta)
+
+
+@register("relu_chance")
+@dataclass(frozen=True)
+class ReluChance(ReluExp):
+    """`relu_exp` with the level at what chance would reach: ours, for long rows with few nonzero weights.
+
+        level = min(mean + chance sqrt(2 log n) deviation, best score - cap)
+
+    The best of n scores that mean nothing lies about sqrt(2 log n) deviations above their mean. A slot counts if it
+    reaches `chance` of that: 0.3 leaves about 14 % of the slots of a long row, 0.5 about 4 %. Without the cap a row of
+    one slot, or one whose scores are skewed, would read nothing.
+    """
+
+    threshold: float = 0.0
+    spread: float = 0.0
+    growth: float = 0.0
+    cap: float | None = 0.5
+    chance: float = 0.3
 
 
 def _hide(scores: Tensor, visible: Tensor) -> Tensor:

@@ -42,10 +42,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class Level:
     """What is taken off the scores of a row.
 
-        level = threshold + growth * log n + (mean + spread * sqrt(variance + floor) where centred)
+        level = threshold + growth * log n + (mean + deviations * sqrt(variance + floor) where centred)
+        deviations = spread + chance * sqrt(2 log n)
 
-    Mean and variance are those of the n visible scores of the row. With a `cap` the level is at most the best visible
-    score less the cap, so that the best slot always weighs something and no row dies:
+    Mean and variance are those of the n visible scores of the row. The best of n normal scores lies about sqrt(2 log n)
+    deviations above their mean, so `chance` says what share of that a score must reach to count. With a `cap` the level
+    is at most the best visible score less the cap, so that the best slot always weighs something and no row dies:
 
         capped level = min(level, best - cap)
 
@@ -60,11 +62,18 @@ class Level:
     growth: float = 0.0
     centred: bool = False
     spread: float = 0.0
-    """How many standard deviations above the mean the level lies; 0 asks for no variance."""
+    """How many standard deviations above the mean the level lies."""
     floor: float = 0.0
     """Keeps the root smooth where all scores of a row are equal."""
     cap: float | None = None
     """How far below the best score of its row the level lies at least; None for no such limit."""
+    chance: float = 0.0
+    """How many times sqrt(2 log n) standard deviations the level lies above the mean, beside `spread`."""
+
+    @property
+    def needs_variance(self) -> bool:
+        """Whether the level depends on the variance of the scores."""
+        return self.spread != 0 or self.chance != 0
 
     def of(self, n: Tensor, mean: Tensor | None = None, variance: Tensor | None = None) -> Tensor:
         """Return the level of each row, before any cap.
@@ -72,21 +81,24 @@ class Level:
         Args:
             n: number of visible slots of each row, at least 1.
             mean: mean score of each row, of the shape of n; needed where `centred`.
-            variance: variance of the scores of each row; needed where there is a `spread`.
+            variance: variance of the scores of each row; needed where `needs_variance`.
 
         Returns:
             A tensor of the broadcast shape of the arguments.
         """
         mean = torch.zeros_like(n) if mean is None else mean
         moved = mean + (self.threshold + self.growth * torch.log(n) if self.growth else self.threshold)
-        return moved if variance is None else moved + self.spread * torch.sqrt(variance + self.floor)
+        if variance is None:
+            return moved
+        deviations = self.spread + self.chance * torch.sqrt(2 * torch.log(n)) if self.chance else self.spread
+        return moved + deviations * torch.sqrt(variance + self.floor)
 
     def of_scores(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
         """Return the level of each row of dense scores (..., Tq, Tk), as (..., Tq, 1)."""
         mean = variance = None
         if self.centred:
             mean = visible_only(scores, visible).sum(-1, keepdim=True) / n
-            if self.spread:
+            if self.needs_variance:
                 variance = visible_only(scores - mean, visible).square().sum(-1, keepdim=True) / n
         return self.capped(self.of(n, mean, variance), scores, visible)
 

@@ -240,14 +240,22 @@ def _read_rule(rule: Rule) -> native.ReadRule | None:
     level, delta = formula.level, formula.delta
     if (
         level is None
-        or level.cap is not None
         or delta is None
         or not formula.centred
         or formula.without_level() != Formula("rectified_exp", delta=delta)
     ):
         return None
-    numbers = dict(threshold=level.threshold, growth=level.growth, spread=level.spread, floor=level.floor, delta=delta)
-    return native.ReadRule(native.READ_RELU_EXP, highest=HIGHEST, **numbers)
+    return native.ReadRule(
+        native.READ_RELU_EXP,
+        threshold=level.threshold,
+        growth=level.growth,
+        spread=level.spread,
+        floor=level.floor,
+        delta=delta,
+        highest=HIGHEST,
+        chance=level.chance,
+        cap=-1.0 if level.cap is None else level.cap,
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -85,8 +85,10 @@ void weigh(Row& scores, const ReadRule& rule, double offset, double scale) {
     for (double s : scores) mean += s / scores.size();
     for (double s : scores) variance += (s - mean) * (s - mean) / scores.size();
     const double most = *std::max_element(scores.begin(), scores.end());
-    const double threshold = rule.threshold + rule.growth * std::log(scores.size());
-    const double level = mean + threshold + rule.spread * std::sqrt(variance + rule.floor);
+    const double log_n = std::log(scores.size()), threshold = rule.threshold + rule.growth * log_n;
+    const double deviations = rule.spread + rule.chance * std::sqrt(2 * log_n);
+    double level = mean + threshold + deviations * std::sqrt(variance + rule.floor);
+    if (rule.cap >= 0) level = std::fmin(level, most - rule.cap);
     for (double& s : scores) {
         if (rule.kind == READ_RELU) s = scale * std::fmax(s + offset, 0);
         if (rule.kind == READ_SOFTMAX) s = std::exp(s - most);
@@ -260,10 +262,11 @@ void check(const Shape& s, int64_t path) {
 
 int main() {
     reluformer_set_launch(launch);
-    const ReadRule relu{READ_RELU, 0, 0, 0, 0, 0}, softmax{READ_SOFTMAX, 0, 0, 0, 0, 0};
-    const ReadRule relu_exp{READ_RELU_EXP, -0.3, 0.1, 0.4, 0.02, 0.2, 50}, cut{READ_RELU_EXP, 0.1, 0, 0, 0.02, 0.6, 1};
+    const ReadRule relu{READ_RELU, 0, 0, 0, 0, 0, 0, 0, -1}, softmax{READ_SOFTMAX, 0, 0, 0, 0, 0, 0, 0, -1};
+    const ReadRule relu_exp{READ_RELU_EXP, -0.3, 0.1, 0.4, 0.02, 0.2, 50, 0, -1};
+    const ReadRule cut{READ_RELU_EXP, 0.1, 0, 0, 0.02, 0.6, 1, 0, -1}, capped{READ_RELU_EXP, 0.4, 0, 0, 0.02, 0.2, 50, 0.5, 0.3};
     const std::vector<std::pair<ReadRule, ReadRule>> rules = {
-        {relu, relu}, {softmax, softmax}, {relu_exp, cut}, {cut, softmax}};
+        {relu, relu}, {softmax, softmax}, {relu_exp, cut}, {cut, softmax}, {capped, capped}};
     int64_t count = 0;
     for (int64_t path : {PORTABLE, AVX2, AVX512}) {
         if (path == AVX2 && reluformer_best_path() < AVX2) continue;

@@ -124,12 +124,25 @@ INLINE void multiply(float* x, int64_t count, float factor) {
     for (; t < count; ++t) x[t] *= factor;
 }
 
+INLINE Vector larger(Vector a, Vector b) { return (a > b) ? a : b; }
+
+INLINE float greatest(const float* x, int64_t count) {
+    Vector most = filled(x[0]);
+    int64_t t = 0;
+    for (; t + LANES <= count; t += LANES) most = larger(load(x + t), most);
+    float found = most[0];
+    for (int lane = 1; lane < LANES; ++lane) found = most[lane] > found ? most[lane] : found;
+    for (; t < count; ++t) found = x[t] > found ? x[t] : found;
+    return found;
+}
+
 // From scores to the weights of READ_RELU_EXP, those of slots below the level of the row exactly 0.
 INLINE void weigh_relu_exp(float* scores, int64_t count, const ReadRule& rule) {
-    const float mean = mean_of(scores, count), variance = rule.spread == 0 ? 0 : variance_of(scores, count, mean);
+    const double log_n = std::log(static_cast<double>(count)), deviations = rule.spread + rule.chance * std::sqrt(2 * log_n);
+    const float mean = mean_of(scores, count), variance = deviations == 0 ? 0 : variance_of(scores, count, mean);
     const float deviation = std::sqrt(variance + static_cast<float>(rule.floor));
-    const float threshold = static_cast<float>(rule.threshold + rule.growth * std::log(static_cast<double>(count)));
-    const float level = mean + threshold + static_cast<float>(rule.spread) * deviation;
+    float level = mean + static_cast<float>(rule.threshold + rule.growth * log_n) + static_cast<float>(deviations) * deviation;
+    if (rule.cap >= 0) level = std::min(level, greatest(scores, count) - static_cast<float>(rule.cap));
     const float highest = static_cast<float>(rule.highest);
     Vector sums{};
     int64_t t = 0;
@@ -144,18 +157,6 @@ INLINE void weigh_relu_exp(float* scores, int64_t count, const ReadRule& rule) {
         sum += scores[t];
     }
     multiply(scores, count, 1.0f / (static_cast<float>(rule.delta) + sum));
-}
-
-INLINE Vector larger(Vector a, Vector b) { return (a > b) ? a : b; }
-
-INLINE float greatest(const float* x, int64_t count) {
-    Vector most = filled(x[0]);
-    int64_t t = 0;
-    for (; t + LANES <= count; t += LANES) most = larger(load(x + t), most);
-    float found = most[0];
-    for (int lane = 1; lane < LANES; ++lane) found = most[lane] > found ? most[lane] : found;
-    for (; t < count; ++t) found = x[t] > found ? x[t] : found;
-    return found;
 }
 
 // x = e^(x - shift); their sum.

@@ -28,10 +28,12 @@ struct DecoderLayer {
 enum ReadKind : int64_t { READ_RELU = 0, READ_SOFTMAX = 1, READ_RELU_EXP = 2 };
 
 // How the scores of a row become weights. The numbers are those of READ_RELU_EXP, (e^x - 1)+ / (delta + sum (e^x - 1)+)
-// with x = score - mean - threshold - spread sqrt(variance + floor), cut at `highest`; others leave them 0.
+// with x = score - level, cut at `highest`; level = min(mean + threshold + growth log n + (spread + chance sqrt(2 log n))
+// sqrt(variance + floor), best score - cap). Others leave them 0.
 struct ReadRule {
     int64_t kind;
-    double threshold, growth, spread, floor, delta, highest;
+    double threshold, growth, spread, floor, delta, highest, chance;
+    double cap;  // negative where the level has none
 };
 
 struct Decoder {

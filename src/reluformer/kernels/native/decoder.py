@@ -56,6 +56,8 @@ class ReadRule(Structure):
         ("floor", c_double),
         ("delta", c_double),
         ("highest", c_double),
+        ("chance", c_double),
+        ("cap", c_double),
     )
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from reluformer.errors import ReluformerError
 from reluformer.kernels.native.sources import library_name, source_hash
 
-ABI = 6
+ABI = 7
 PATHS = ("portable", "avx2", "avx512")
 
 

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#define RELUFORMER_ABI 6
+#define RELUFORMER_ABI 7
 
 // A float32 tensor (B, H, T, width): element strides of the first three, the last is contiguous.
 struct Tensor4 {
