@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from reluformer.study import synthetic
+from reluformer.study import measures, synthetic
 from reluformer.study.plan import Run
 from reluformer.study.synthetic import RecallTask
 from reluformer.study.trainings import Context
@@ -57,6 +57,25 @@ def test_a_read_learns_it_and_is_tested_at_other_sizes(context: Context) -> None
     assert list(result["accuracy"]) == ["8", "16"]
     assert result["accuracy"]["8"] > 0.6
     assert result["rows"]["8"]["zero_fraction"] == 0
+
+
+def test_zeros_and_dead_rows_by_slots_are_results(context: Context) -> None:
+    training = {**CONTENT["training"], "updates": 4, "warmup": 1}
+    result = synthetic.run_recall(Run({**CONTENT, "rule": "relu", "training": training}), context)
+    assert set(result["zeros"]) == set(result["dead"]) == {"8", "16"}
+    assert 0.2 < measures.value("zeros_by_slots@16", {"recall": result}) < 0.8
+    assert measures.value("dead_by_slots@8", {"recall": result}) == result["rows"]["8"]["dead"]
+
+
+def test_a_rule_with_a_level_is_eased_in(context: Context) -> None:
+    training = {**CONTENT["training"], "updates": 4, "warmup": 1}
+    rule = {"name": "relu_exp", "threshold": 1.0}
+    found = [
+        synthetic.run_recall(Run({**CONTENT, "rule": rule, "training": {**training, **warmup}}), context)
+        for warmup in ({}, {"rule_warmup": 4})
+    ]
+    assert found[0]["curve"] != found[1]["curve"]
+    assert found[1]["zeros"]["16"] > 0.5  # it is tested with its own level
 
 
 def test_the_regulariser_pulls_row_sums_to_one(context: Context) -> None:

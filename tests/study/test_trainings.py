@@ -15,8 +15,17 @@ from reluformer.layers import FeedForward, LearnedScale
 from reluformer.study import evaluation, trainings
 from reluformer.study.measures import EVALUATION
 from reluformer.study.plan import Run
-from reluformer.study.trainings import Context, ReluLN, SoftmaxScaled, SoftmaxSqrt, data_config, find_corpus
+from reluformer.study.trainings import (
+    Context,
+    ReluLN,
+    SoftmaxScaled,
+    SoftmaxSqrt,
+    data_config,
+    find_corpus,
+    prepared_name,
+)
 from reluformer.study.worker import work
+from reluformer.translation.corpus import PreparedCorpus
 
 
 def do(run: Run, context: Context) -> dict:
@@ -107,6 +116,52 @@ def test_an_evaluation(make_run, context: Context) -> None:
             len(json.loads(line)["hyp"])
             for line in (context.study.directory(exam) / "references.jsonl").read_text().splitlines()
         ]
+
+
+def joined_run(make_run, tokens: int = 96, **changes: object) -> Run:
+    segments = {"segment_tokens": tokens, "join_documents": "random"}
+    return make_run({"training.updates": 2, "data.segments": segments, "model.encoder_attention": "relu", **changes})
+
+
+def examine(run: Run, context: Context, **options: object) -> dict:
+    do(run, context)
+    content = {"study": 1, "kind": EVALUATION, "of": run.content, "split": "test", **options}
+    return do(Run({**content, "decoding": {"length_ratio": 0.5, "length_offset": 2}}), context)
+
+
+def test_joined_captions_are_compared_with_the_start_one_by_one(make_run, context: Context) -> None:
+    start = make_run({"data.segments": {"segment_tokens": "sentence"}})
+    do(start, context)
+    run = joined_run(make_run, start=dict(start.content))
+    found = examine(run, context, measures=["joined"], joins={"tokens": 96, "seeds": [0, 1]})["joined"]
+    alone = examine(start, context, measures=["joined"], joins={"tokens": 96, "seeds": [0]})["joined"]
+    assert found["bleu_alone"] == alone["bleu_alone"] == alone["bleu_own"]
+    assert found["loss_alone"] == alone["loss_alone"]
+    assert len(found["bleu_by_join"]) == 2
+    assert found["cost"] == pytest.approx(found["bleu_alone"] - found["bleu"], abs=0.011)
+    assert 0 <= found["slips"] <= 1 and 0 <= found["slips_by_chance"] <= 1
+    assert 0 < found["loss"] < 10
+
+
+def test_translations_of_random_joins_are_whole_joins(make_run, context: Context) -> None:
+    found = examine(joined_run(make_run, tokens=200), context, measures=["translations"])
+    assert found["documents"] < 3
+
+
+def test_zeros_are_counted_over_all_visible_pairs(make_run, context: Context) -> None:
+    run = joined_run(make_run)
+    found = examine(run, context, measures=["zeros"])["zeros"]
+    store = PreparedCorpus(context.study.data / prepared_name(data_config(run.content, None))).store("valid")
+    source, target = (lengths.astype(int) for lengths in (store.source_lengths, store.target_lengths))
+    pairs = (source**2).sum() + (target * (target + 1) // 2).sum() + (source * target).sum()
+    assert found["pairs"] == 2 * pairs  # two heads
+    assert found["rows"] == 2 * (source.sum() + 2 * target.sum())
+    reads = found["reads"]
+    assert set(reads) == {"encoder.0.attention", "decoder.0.attention", "decoder.0.cross"}
+    assert 0.2 < reads["encoder.0.attention"]["zeros"] < 0.8
+    assert all(0 <= read["dead"] < 0.5 for read in reads.values())
+    least, most = (choose(read["zeros"] for read in reads.values()) for choose in (min, max))
+    assert least < found["zeros"] < most
 
 
 @pytest.mark.parametrize("count", [0, 1, 60, 61, 125])

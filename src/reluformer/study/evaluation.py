@@ -1,6 +1,9 @@
-"""A run that evaluates a trained model: translations, losses by position and length, pronouns, attention maps.
+"""A run that evaluates a trained model: translations, losses, joined captions, zeros, attention maps.
 
 It is a run of its own, so that another measurement never trains a model again.
+
+Joined captions (claim C8a) give the cost of length; see `length_cost`. Zeros are counted over all
+visible pairs of the validation set, attention by attention, with the rows that read nothing.
 
 Attention maps (claim C10) say where attention looks in a long document, in numbers and as a picture.
 For every attention of the model, over the rows of teacher-forced documents, they hold the mean distance in
@@ -15,23 +18,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from reluformer import files, memory
 from reluformer.layers import Attention, Sublayer, TokenRead, TokenSlots
 from reluformer.models.encoder_decoder import ReLUFormer
+from reluformer.study.length_cost import bleu_counts, bleu_of, cost_of_length, neighbour_slips
 from reluformer.study.plan import Run
-from reluformer.study.trainings import Context, data_config, rounded
-from reluformer.translation.corpus import read_documents
+from reluformer.study.trainings import Context, data_config, prepared_name, rounded
+from reluformer.translation.corpus import PreparedCorpus, prepare, read_documents
 from reluformer.translation.document import Document
 from reluformer.translation.embedded import document_from_id, score_discourse
+from reluformer.translation.embedded.discourse import Tally
+from reluformer.translation.joins import join_texts, text_joins
 from reluformer.translation.recipe import DataConfig, SegmentConfig
 from reluformer.translation.scoring import score
 from reluformer.translation.segments import EncodedDocument, cut, encode_documents
 from reluformer.translation.stepper import evaluating
+from reluformer.translation.task import ValidationBatches
 from reluformer.translation.tokenizer import BEGIN, END, SEPARATOR, Tokenizer
 from reluformer.translation.translator import Translator, load_run, score_targets
 
@@ -54,6 +62,10 @@ class Subject:
     options: Mapping[str, Any]
     keep: Callable[[str, Sequence[Sequence[str]]], None]
     """Stores documents under a name, for paired tests between systems."""
+    corpus: Callable[[], PreparedCorpus]
+    """Opens the corpus that the model was trained on."""
+    start: Callable[[], Translator | None]
+    """Loads the model that the training started from; None if it had none."""
 
 
 def run(run: Run, context: Context) -> dict[str, Any]:
@@ -72,7 +84,21 @@ def run(run: Run, context: Context) -> dict[str, Any]:
         lines = [json.dumps({"hyp": list(document)}, ensure_ascii=False) for document in documents]
         files.write_text(context.study.directory(run) / f"{name}.jsonl", "\n".join(lines) + "\n")
 
-    subject = Subject(translator, list(islice(stream, options.get("documents"))), data, options, keep)
+    def corpus() -> PreparedCorpus:
+        directory = context.study.data / prepared_name(data)
+        prepare(data, directory)
+        return PreparedCorpus(directory)
+
+    def start() -> Translator | None:
+        if training.start is None:
+            return None
+        return load_run(context.study.training(training.start), **options.get("decoding", {}))
+
+    documents = list(islice(stream, options.get("documents")))
+    if data.segments.join_documents == "random" and "joined" not in options["measures"]:
+        length, seed = int(data.segments.segment_tokens), data.segments.join_seed
+        documents = list(join_texts(documents, translator.tokenizer, length, seed))
+    subject = Subject(translator, documents, data, options, keep, corpus, start)
     found: dict[str, Any] = {"documents": len(subject.documents)}
     for i, measure in enumerate(options["measures"]):
         context.report(i / len(options["measures"]), measure)
@@ -81,7 +107,7 @@ def run(run: Run, context: Context) -> dict[str, Any]:
 
 
 def translations(subject: Subject) -> dict[str, Any]:
-    """Returns BLEU, d-BLEU and chrF, d-BLEU by length, and for the embedded corpus the pronouns by distance."""
+    """Returns BLEU, d-BLEU and chrF, d-BLEU by length, and pronouns and terms of the embedded corpus."""
     hypotheses = subject.translator.translate_documents([document.src for document in subject.documents])
     references = [document.tgt or () for document in subject.documents]
     subject.keep("translations", hypotheses)
@@ -96,13 +122,19 @@ def translations(subject: Subject) -> dict[str, Any]:
         "d_bleu_by_length": {b.label: b.d_bleu and round(b.d_bleu, 2) for b in scores.buckets},
         "documents_by_length": {b.label: b.documents for b in scores.buckets},
     }
-    if subject.data.splits[subject.options["split"]].embedded is not None:
+    joins = subject.data.segments.join_documents == "random"
+    if subject.data.splits[subject.options["split"]].embedded is not None and not joins:
         discourse = score_discourse([document_from_id(d.id) for d in subject.documents], hypotheses)
-        by_distance = discourse.pronoun_by_distance.items()
         found["pronoun_accuracy"] = rounded(discourse.pronoun.accuracy)
         found["pronoun_accuracy_far"] = rounded(discourse.pronoun_far.accuracy)
-        found["pronoun_by_distance"] = {name: rounded(tally.accuracy) for name, tally in by_distance if tally.count}
+        found["pronoun_by_distance"] = _accuracies(discourse.pronoun_by_distance)
+        found["term_accuracy"] = rounded(discourse.term.accuracy)
+        found["term_by_distance"] = _accuracies(discourse.term_by_distance)
     return found
+
+
+def _accuracies(tallies: Mapping[str, Tally]) -> dict[str, float]:
+    return {name: rounded(tally.accuracy) for name, tally in tallies.items() if tally.count}
 
 
 def losses(subject: Subject) -> dict[str, Any]:
@@ -139,6 +171,104 @@ def by_position(rows: Sequence[Sequence[float]]) -> dict[str, Any]:
         if count
     }
     return {"loss": rounded(sum(sums) / max(sum(counts), 1)), "tokens": sum(counts), "by_position": means}
+
+
+def joined(subject: Subject) -> dict[str, Any]:
+    """Returns the cost of length over random joins: BLEU, slips to neighbours, and the loss.
+
+    Captions one by one are translated by the model that the training started from, as that one was trained
+    on them. `bleu_own` is the model's own BLEU on them.
+    """
+    options, documents = subject.options["joins"], subject.documents
+    most, translator = int(options["tokens"]), subject.translator
+    before = subject.start() or translator
+    references = [sentence for document in documents for sentence in document.tgt or ()]
+    alone, own = (_one_by_one(model, documents) for model in (before, translator))
+    first = np.cumsum([0, *(len(document.src) for document in documents)])
+    long = Translator(translator.model, translator.tokenizer, translator.config.replace(window_tokens=most))
+    texts, slips, chance, losses_of = [], [], [], []
+    for seed in options["seeds"]:
+        members = [
+            [int(n) for number in join for n in range(first[number], first[number + 1])]
+            for join in text_joins(documents, translator.tokenizer, most, seed)
+        ]
+        sources = [sentence for document in documents for sentence in document.src]
+        found = [""] * len(references)
+        translated = long.translate_documents([[sources[n] for n in join] for join in members])
+        for join, hypotheses in zip(members, translated, strict=True):
+            for number, hypothesis in zip(join, hypotheses, strict=True):
+                found[number] = hypothesis
+        texts.append(found)
+        slips.append(neighbour_slips(found, references, members))
+        chance.append(neighbour_slips(alone, references, members))
+        losses_of.append(_loss(translator, list(join_texts(documents, translator.tokenizer, most, seed)), most))
+    subject.keep("alone", [[text] for text in alone])
+    subject.keep("joined", [[text] for text in texts[0]])
+    return {
+        "tokens": most,
+        "captions": len(references),
+        **cost_of_length(alone, texts, references),
+        "bleu_own": round(bleu_of(bleu_counts(own, references).sum(0)), 2),
+        "slips": rounded(sum(slips) / len(slips)),
+        "slips_by_chance": rounded(sum(chance) / len(chance)),
+        "loss": rounded(sum(losses_of) / len(losses_of)),
+        "loss_alone": rounded(_loss(before, documents, "sentence")),
+    }
+
+
+def _one_by_one(translator: Translator, documents: Sequence[Document]) -> list[str]:
+    """Returns the translation of every sentence by itself."""
+    alone = Translator(translator.model, translator.tokenizer, translator.config.replace(window_tokens="sentence"))
+    return [text for found in alone.translate_documents([document.src for document in documents]) for text in found]
+
+
+def _loss(translator: Translator, documents: Sequence[Document], length: int | Literal["sentence"]) -> float:
+    """Returns the mean loss of a target token, in documents cut at `length`."""
+    encoded = encode_documents(documents, translator.tokenizer)
+    segments = list(cut(encoded, SegmentConfig(segment_tokens=length)))
+    pairs = [(segment.source.tolist(), segment.target.tolist()) for segment in segments]
+    scores = score_targets(translator.model, [pair[0] for pair in pairs], [pair[1] for pair in pairs], 4096)
+    values = [value for found in scores for value in found.tokens]
+    return -sum(values) / max(len(values), 1)
+
+
+@torch.inference_mode()
+def zeros(subject: Subject) -> dict[str, Any]:
+    """Returns the share of zeros among all visible pairs of the validation set, and of rows that read nothing.
+
+    Both are given over all attention and for each attention. Padded rows do not count.
+    """
+    model = subject.translator.model
+    counts: dict[str, list[int]] = {}
+    batches = ValidationBatches(subject.corpus().store("valid"), int(subject.options.get("batch_tokens", 4096)))
+    with evaluating(model):
+        for batch in batches:
+            encoded = model.encode(batch.source, batch.source_mask, stats=True)
+            _, decoded = model.decode(batch.target_in, encoded, stats=True)
+            for name, stats in {**encoded.reads, **decoded}.items():
+                mask = batch.row_masks[name.partition(".")[0]]
+                visible = stats.n_visible.expand_as(stats.row_sum)
+                real = (visible > 0) & (torch.ones(()).bool() if mask is None else mask[:, None])
+                pairs = visible[real]
+                found = (
+                    int((stats.zero_fraction[real].double() * pairs).round().sum()),
+                    int(pairs.sum()),
+                    int((stats.dead & real).sum()),
+                    int(real.sum()),
+                )
+                counts[name] = [a + b for a, b in zip(counts.get(name, [0] * 4), found, strict=True)]
+    totals = [sum(column) for column in zip(*counts.values(), strict=True)]
+    return {
+        **_shares(totals),
+        "pairs": totals[1],
+        "rows": totals[3],
+        "reads": {name: _shares(found) for name, found in counts.items()},
+    }
+
+
+def _shares(counts: Sequence[int]) -> dict[str, float]:
+    zero, pairs, dead, rows = counts
+    return {"zeros": rounded(zero / max(pairs, 1)), "dead": rounded(dead / max(rows, 1))}
 
 
 def attention_maps(subject: Subject) -> dict[str, Any]:
@@ -259,5 +389,7 @@ def _picture(weights: Tensor) -> list[list[float]]:
 MEASURES: dict[str, Callable[[Subject], dict[str, Any]]] = {
     "translations": translations,
     "losses": losses,
+    "joined": joined,
+    "zeros": zeros,
     "maps": attention_maps,
 }

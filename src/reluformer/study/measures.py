@@ -133,6 +133,30 @@ def _translated(key: str) -> Callable[[ResultsOfRuns], float | None]:
     return of
 
 
+def _examined(measure: str, key: str, worst: float = math.nan) -> Callable[[ResultsOfRuns], float | None]:
+    """Returns a number of one measure of the evaluation; `worst` for a training that diverged, unless it is NaN."""
+
+    def of(results: ResultsOfRuns) -> float | None:
+        examined = results.get(EVALUATION, {})
+        if examined.get("status") == "diverged":
+            return None if math.isnan(worst) else worst
+        found: float | None = examined.get(measure, {}).get(key)
+        return found
+
+    return of
+
+
+def _of_rows(key: str) -> Callable[..., float | None]:
+    """Returns a mean over the rows of a recall model, at one number of slots tested on."""
+
+    def of(results: ResultsOfRuns, slots: str) -> float | None:
+        own = _own(results)
+        found: float | None = own.get(key, {}).get(slots)
+        return None if own.get("status") == "diverged" else found
+
+    return of
+
+
 def _reads(snapshot: Mapping[str, Any], ffn: bool) -> dict[str, Mapping[str, Any]]:
     return {name: read for name, read in snapshot["reads"].items() if name.endswith("ffn") == ffn}
 
@@ -215,6 +239,29 @@ MEASURES: dict[str, Measure] = {
     "weight_on_function_words": Measure(
         "weight on punctuation and function words", _mapped("punctuation", "function_words")
     ),
+    "zeros": Measure("zeros among all visible pairs of the validation set, share", _examined("zeros", "zeros")),
+    "dead_rows": Measure("rows that read nothing, share", _examined("zeros", "dead"), "lower", digits=4),
+    "zeros_by_slots": Measure("zero weights, share", _of_rows("zeros")),
+    "dead_by_slots": Measure("rows that read nothing, share", _of_rows("dead"), "lower", digits=4),
+    "bleu_alone": Measure("BLEU of captions one by one", _examined("joined", "bleu_alone"), margin=0.5, digits=2),
+    "joined_bleu": Measure("BLEU of joined captions", _examined("joined", "bleu", -math.inf), margin=0.5, digits=2),
+    "length_cost": Measure(
+        "cost of length, BLEU", _examined("joined", "cost", math.inf), "lower", margin=0.5, digits=2
+    ),
+    "neighbour_slips": Measure(
+        "captions that slipped to a neighbour, share", _examined("joined", "slips", math.inf), "lower"
+    ),
+    "joined_loss": Measure(
+        "test cross-entropy of joined captions, nats a token",
+        _examined("joined", "loss", math.inf),
+        "lower",
+        1.0,
+        relative=True,
+        beside="joined_bleu",
+    ),
+    "terms": Measure("right terms, share", _translated("term_accuracy")),
+    "pronouns": Measure("right pronouns, share", _translated("pronoun_accuracy")),
+    "pronouns_far": Measure("right pronouns far from their antecedent, share", _translated("pronoun_accuracy_far")),
     "map_zeros": Measure("weights that are exactly zero", _mapped("zero_fraction")),
 }
 
@@ -301,5 +348,6 @@ SERIES: dict[str, Series] = {
     ),
     "loss_by_position": Series("cross-entropy", "position below", _loss_by_position),
     "d_bleu_by_length": Series("d-BLEU", "source tokens", _of_translations("d_bleu_by_length")),
+    "terms_by_distance": Series("right terms", "sentences back", _of_translations("term_by_distance")),
     "pronouns_by_distance": Series("right pronouns", "sentences back", _of_translations("pronoun_by_distance")),
 }

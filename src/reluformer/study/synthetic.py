@@ -35,6 +35,7 @@ from reluformer.regularizers import RegularizerConfig
 from reluformer.rules import Pointwise
 from reluformer.study.plan import Run
 from reluformer.study.trainings import Context, chosen_rate, rounded
+from reluformer.training.optimizer import RuleWarmup
 
 # ------------------------------------------------------------------ variance
 
@@ -192,6 +193,8 @@ def run_recall(run: Run, context: Context) -> dict[str, Any]:
         "loss": tested[str(training["slots"])]["loss"],
         "accuracy": {n: found.pop("accuracy") for n, found in tested.items()},
         "ceiling": {n: found.pop("ceiling") for n, found in tested.items()},
+        "zeros": {n: found["zero_fraction"] for n, found in tested.items()},
+        "dead": {n: found["dead"] for n, found in tested.items()},
         "rows": tested,
         "curve": curve,
         "step": training["updates"],
@@ -211,8 +214,10 @@ def _train(
     updates, warmup, queries = int(training["updates"]), int(training["warmup"]), int(training["queries"])
     curve: list[dict[str, float]] = []
     sums = [0.0, 0.0]
+    rule_warmup = RuleWarmup(model, int(training.get("rule_warmup", 0)))
     model.train()
     for update in range(1, updates + 1):
+        rule_warmup.ease(update)
         for group in optimizer.param_groups:
             group["lr"] = lr * _rate(update, updates, warmup)
         seed = int(training["seed"]) * 1_000_003 + update
@@ -235,6 +240,7 @@ def _train(
             curve.append({"step": update, "loss": rounded(sums[0] / every), "accuracy": rounded(sums[1] / every)})
             sums = [0.0, 0.0]
         context.report(update / updates, f"accuracy {curve[-1]['accuracy']:.3f}" if curve else "")
+    rule_warmup.restore()
     return curve, None
 
 

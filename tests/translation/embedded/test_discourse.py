@@ -75,6 +75,8 @@ def test_references_are_all_right() -> None:
     assert scores.pronoun.accuracy == scores.pronoun_far.accuracy == scores.term.accuracy == 1.0
     assert scores.pronoun.count > 1000
     assert scores.term.count > 300
+    assert all(tally.accuracy == 1.0 for tally in scores.term_by_distance.values() if tally.count)
+    assert sum(tally.count for tally in scores.term_by_distance.values()) == scores.term.count
     assert all(tally.count and tally.accuracy == 1.0 for tally in scores.pronoun_by_distance.values())
 
 

@@ -108,13 +108,17 @@ class Tally:
 
 @dataclass(frozen=True)
 class DiscourseScores:
-    """The scores hold the accuracy of pronouns (all, from distance 5 on, by distance, by gap) and of terms."""
+    """The scores hold the accuracy of pronouns (all, from distance 5 on, by distance, by gap) and of terms.
+
+    The distance of a term is that to the sentence that tells which word is right.
+    """
 
     pronoun: Tally
     pronoun_far: Tally
     pronoun_by_distance: dict[str, Tally]
     pronoun_by_gap: dict[str, Tally]
     term: Tally
+    term_by_distance: dict[str, Tally]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values for JSON."""
@@ -124,6 +128,7 @@ class DiscourseScores:
             "pronoun_by_distance": {name: tally.to_dict() for name, tally in self.pronoun_by_distance.items()},
             "pronoun_by_gap": {name: tally.to_dict() for name, tally in self.pronoun_by_gap.items()},
             "term": self.term.to_dict(),
+            "term_by_distance": {name: tally.to_dict() for name, tally in self.term_by_distance.items()},
         }
 
 
@@ -156,12 +161,14 @@ def score_discourse(documents: Sequence[EmbeddedDocument], translations: Sequenc
     for document, translation in zip(documents, translations, strict=True):
         judged.extend(_judge(document, translation))
     pronouns = [(note, right) for note, right in judged if note.kind == "pronoun"]
+    terms = [(note, right) for note, right in judged if note.kind == "term"]
     return DiscourseScores(
         pronoun=_tally(right for _, right in pronouns),
         pronoun_far=_tally(right for note, right in pronouns if note.distance >= FAR),
         pronoun_by_distance=_by_bucket((note.distance, right) for note, right in pronouns),
         pronoun_by_gap=_by_bucket((note.gap, right) for note, right in pronouns),
-        term=_tally(right for note, right in judged if note.kind == "term"),
+        term=_tally(right for _, right in terms),
+        term_by_distance=_by_bucket((note.distance, right) for note, right in terms),
     )
 
 
