@@ -23,6 +23,9 @@ from reluformer.errors import ConfigError, StorageError, nearest
 _MOST_FINDINGS, _MOST_DEPTH, _MOST_NODES = 20, 50, 100_000
 
 
+C = TypeVar("C", bound="Config")
+
+
 class Config(BaseModel):
     """The base class of all configuration; it raises `ConfigError` for whatever does not fit.
 
@@ -63,6 +66,42 @@ class Config(BaseModel):
     def replace(self, **changes: Any) -> Self:
         """Returns a copy with some values changed; the copy is validated again."""
         return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
+
+
+def parse_list(schema: type[C], values: Iterable[Any]) -> tuple[C, ...]:
+    """Builds a configuration from each value of a list; an error names the place in the list, from 0.
+
+    Args:
+        schema: The class of each configuration.
+        values: Mappings, or configurations that exist already.
+
+    Raises:
+        ConfigError: A value does not fit.
+
+    Example:
+        >>> class Size(Config):
+        ...     width: int = 64
+        >>> try:
+        ...     parse_list(Size, [{"width": 1}, {"widht": 2}])
+        ... except ConfigError as error:
+        ...     print(error)
+        unknown key '1.widht'; did you mean 'width'? valid: width
+    """
+    made: list[C] = []
+    findings: list[Finding] = []
+    for place, value in enumerate(values):
+        if isinstance(value, schema):
+            made.append(value)
+        elif not isinstance(value, Mapping):
+            findings.append(Finding((str(place),), "value", f"expected a section with keys (got {_shown(value)})"))
+        else:
+            try:
+                made.append(schema(**value))
+            except _Findings as error:
+                findings += [Finding((str(place), *one.path), one.kind, one.rest) for one in error.findings]
+    if findings:
+        raise _Findings(findings)
+    return tuple(made)
 
 
 class Finding(NamedTuple):
@@ -176,8 +215,6 @@ def _inner_nodes(node: yaml.Node) -> Iterable[yaml.Node]:
 
 
 _Loader.add_constructor("tag:yaml.org,2002:timestamp", lambda loader, node: str(node.value))
-
-C = TypeVar("C", bound=Config)
 
 
 def parse_yaml(text: str) -> Any:

@@ -36,6 +36,10 @@ class DataError(ReluformerError, ValueError):
     """A corpus or document cannot be read as it is."""
 
 
+class UnfinishedRunWarning(UserWarning):
+    """A run has not finished, so its best weights so far are used."""
+
+
 class MissingExtraError(ReluformerError, ImportError):
     """An optional part of the package is needed and not installed."""
 

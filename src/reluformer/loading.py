@@ -24,7 +24,7 @@ def load(directory: str | Path, device: str | torch.device = "cpu", **decoding: 
     Args:
         directory: A run as `reluformer train` writes it, or its `best/`; an export of `reluformer export
             --to onnx` or `--to hf`; or a folder of runs such as that of `make demo`, which stands for the
-            run called `reluformer` in it.
+            run called `reluformer` in it. An unfinished run has its best weights so far, and a warning says so.
         device: The device that the model computes on; "auto" is the GPU where there is one. An ONNX export
             computes on the CPU.
         **decoding: Keys of `DecodingConfig` that differ from the settings of the run, such as `beam=1`.

@@ -352,3 +352,29 @@ def test_a_run_records_versions_machine_and_command(make_recipe: Any, prepared: 
     assert {"commit", "python", "kernel", "cpu", "cores", "system", "gpu"} <= entry.keys()
     run(make_recipe(updates=2), tmp_path, prepared, resume=False)
     assert len(RunDirectory(tmp_path).environments) == 1, "a new run begins a new record"
+
+
+def test_a_mixture_resumes_exactly_and_its_weights_stay(
+    make_recipe: Any, corpus: dict[str, Any], tmp_path: Path
+) -> None:
+    def mixed(weight: float) -> dict[str, Any]:
+        return {"train": [corpus["train"], {**corpus["valid"], "weight": weight}], "valid": None}
+
+    class Stopped(SilentProgress):
+        def update(self, report: UpdateReport) -> None:
+            if report.step == 5:
+                raise KeyboardInterrupt
+
+    recipe = make_recipe(data=mixed(2.5), updates=16)
+    run(recipe, tmp_path / "whole", None)
+    with pytest.raises(KeyboardInterrupt):
+        run(recipe, tmp_path / "parts", None, progress=Stopped())
+    with pytest.raises(ConfigError, match=r"data\.train\.1\.weight \(2\.5 -> 2\.0\)"):
+        run(make_recipe(data=mixed(2.0), updates=16), tmp_path / "parts", None)
+    run(recipe, tmp_path / "parts", None)
+    whole, parts = (
+        [event["loss"] for event in RunDirectory(tmp_path / name).log.events("train")] for name in ("whole", "parts")
+    )
+    assert whole == parts
+    run(make_recipe(data=mixed(1.0), updates=16), tmp_path / "other", None)
+    assert [e["loss"] for e in RunDirectory(tmp_path / "other").log.events("train")] != whole

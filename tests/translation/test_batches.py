@@ -45,6 +45,60 @@ def test_every_segment_once_an_epoch_and_no_batch_over_the_limit(
         assert all(len(b) * max(source[b].max(), target[b].max()) <= tokens for b in batches)
 
 
+@settings(deadline=None)
+@given(
+    pairs=st.lists(st.tuples(st.integers(1, 90), st.integers(1, 90)), min_size=2, max_size=80),
+    weights=st.tuples(st.floats(0.01, 4), st.floats(0.01, 4)),
+    seed=st.integers(0, 2**32),
+)
+def test_a_source_is_shown_as_often_as_its_weight_says(
+    pairs: list[tuple[int, int]], weights: tuple[float, float], seed: int
+) -> None:
+    source, target = np.array(pairs).T
+    counts = (len(pairs) // 2, len(pairs) - len(pairs) // 2)
+    plan = BatchPlan(source, target, 100, seed, list(zip(counts, weights, strict=True)))
+    for number in (0, 3):
+        batches = epoch(plan, number)
+        shown = np.bincount([index for batch in batches for index in batch], minlength=len(pairs))
+        assert all(len(b) * max(source[b].max(), target[b].max()) <= 100 for b in batches)
+        for part, weight in zip((shown[: counts[0]], shown[counts[0] :]), weights, strict=True):
+            assert part.sum() == max(1, round(len(part) * weight))
+            assert part.max() - part.min() <= 2, "no segment is preferred within an epoch"
+
+
+def test_weights_average_out_over_epochs_and_reach_every_segment() -> None:
+    source, target = lengths(300)
+    plan = BatchPlan(source, target, 300, seed=2, weights=[(100, 2.0), (200, 0.25)])
+    shown = np.stack(
+        [np.bincount([i for batch in epoch(plan, number) for i in batch], minlength=300) for number in range(80)]
+    )
+    assert (shown[:, :100] == 2).all()
+    assert (shown[:, 100:].sum(axis=1) == 50).all()
+    assert (shown[:, 100:].sum(axis=0) > 0).all()
+    assert not (shown[0] == shown[1]).all(), "another quarter in each epoch"
+
+
+def test_weights_of_one_change_nothing() -> None:
+    source, target = lengths(300)
+    plain, weighted = (BatchPlan(source, target, 300, 1, w) for w in ((), [(100, 1.0), (200, 1.0)]))
+    assert epoch(plain, 1) == epoch(weighted, 1)
+
+
+def test_any_step_of_a_weighted_plan_needs_no_other() -> None:
+    source, target = lengths(300)
+    weights = [(100, 0.3), (200, 1.7)]
+    straight, jumping = (BatchPlan(source, target, 300, 5, weights) for _ in range(2))
+    steps = [2 * straight.steps_per_epoch + 3, 7, straight.steps_per_epoch, 1]
+    everything = [straight.batch(step) for step in range(3 * straight.steps_per_epoch)]
+    assert [jumping.batch(step) for step in steps] == [everything[step] for step in steps]
+
+
+@pytest.mark.parametrize("weights", [[(3, 2.0)], [(4, 0.0)]])
+def test_weights_that_do_not_fit_are_refused(weights: list[tuple[int, float]]) -> None:
+    with pytest.raises(ArgumentError, match="do not fit 4 segments"):
+        BatchPlan([3, 5, 3, 5], [3, 5, 3, 5], 10, 0, weights)
+
+
 def test_any_step_needs_no_other() -> None:
     source, target = lengths(500)
     straight, jumping = BatchPlan(source, target, 300, seed=5), BatchPlan(source, target, 300, seed=5)

@@ -149,6 +149,29 @@ def test_tsv_needs_two_columns(tmp_path: Path, line: str, columns: int) -> None:
         list(read_documents(source))
 
 
+def test_csv_with_a_heading_and_quoted_cells(tmp_path: Path) -> None:
+    text = 'en,de\none,eins\n"two, ""2""","zwei\n2"\n,\nthree,drei\n'
+    source = CorpusSource(path=write(tmp_path / "a.csv", text))
+    assert list(read_documents(source)) == [
+        Document("a.csv:2", ("one", 'two, "2"'), ("eins", "zwei 2")),
+        Document("a.csv:6", ("three",), ("drei",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\none, two,drei\n", r"a\.csv:2: expected source,target, got 3 columns"),
+        ('a,b\n"one,eins\n', r"a\.csv:2: a cell in quotes that begins here does not end"),
+        ('a,b\n"' + "one\n" * 1000, r"a\.csv:2: a cell in quotes"),
+    ],
+)
+def test_csv_that_cannot_be_read_has_a_place(tmp_path: Path, text: str, message: str) -> None:
+    source = CorpusSource(path=write(tmp_path / "a.csv", text))
+    with pytest.raises(DataError, match=message):
+        list(read_documents(source, limits=Limits(sentence_characters=50)))
+
+
 def test_tsv_counts_an_empty_side_and_a_huge_line(tmp_path: Path) -> None:
     tally = Skipped()
     source = CorpusSource(path=write(tmp_path / "a.tsv", f"\teins\ntwo\t\n{'x' * 100}\ty\nfour\tvier\n"))
@@ -509,3 +532,34 @@ def test_the_embedded_corpus_is_prepared(tmp_path: Path) -> None:
     assert prepare(config, tmp_path / "out").reused
     train, test = (list(PreparedCorpus(tmp_path / "out").documents(split)) for split in ("train", "test"))
     assert train != test
+
+
+def test_several_sources_of_a_split(config: DataConfig, tmp_path: Path) -> None:
+    write_split(tmp_path / "more.jsonl", 7)
+    (tmp_path / "extra.tsv").write_text("zebra zoo\tZebra Zoo\n" * 30, "utf-8")
+    sources = [config.train, {"path": tmp_path / "more.jsonl"}, {"path": tmp_path / "extra.tsv", "documents": "line"}]
+    mixed = config.replace(train=sources, tokenizer=config.tokenizer.replace(sample_sentences=60))
+    summary = prepare(mixed, tmp_path / "out").splits["train"]
+    alone = prepare(config, tmp_path / "alone").splits["train"]
+    corpus = PreparedCorpus(tmp_path / "out")
+    assert summary.documents == alone.documents + 7 + 30
+    assert summary.segments_by_source[2] == 30
+    assert sum(summary.segments_by_source) == summary.segments == len(corpus.store("train"))
+    last = corpus.store("train")[summary.segments - 1]
+    assert corpus.tokenizer.decode_sentences(last.source.tolist()) == ["zebra zoo"]
+    assert len(corpus.tokenizer.encode_batch(["zebra"])[0]) < 3, "the tokenizer saw the last source, too"
+    assert len(list(corpus.documents("train"))) == summary.documents
+    assert prepare(mixed, tmp_path / "out").reused
+
+
+def test_no_segment_holds_documents_of_two_sources(config: DataConfig, tmp_path: Path) -> None:
+    segments = config.segments.replace(join_documents=True, join_across_groups=True, segment_tokens=1000)
+    sources = [{"embedded": {"documents": 2, "seed": seed}} for seed in (1, 2)]
+    summary = prepare(DataConfig(train=sources, segments=segments, tokenizer=config.tokenizer), tmp_path / "out")
+    assert summary.splits["train"].segments_by_source == [1, 1]
+
+
+def test_an_empty_source_among_others_is_reported(config: DataConfig, tmp_path: Path) -> None:
+    (tmp_path / "empty.tsv").write_text("", "utf-8")
+    with pytest.raises(DataError, match=r"train: no documents in .*empty\.tsv"):
+        prepare(config.replace(train=[config.train, {"path": tmp_path / "empty.tsv"}]), tmp_path / "out")

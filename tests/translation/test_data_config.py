@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,3 +84,52 @@ def test_resolved_paths_are_absolute_and_survive_json() -> None:
     assert resolved.tokenizer.path.is_absolute()
     assert DataConfig.parse(resolved.model_dump(mode="json"), where="manifest") == resolved
     assert list(resolved.splits) == ["train", "test"]
+
+
+def test_a_split_may_have_several_sources() -> None:
+    config = DataConfig(train=[{"path": "a.tsv"}, {"src": "b.en", "tgt": "b.de", "weight": 2}], valid={"path": "c.tsv"})
+    assert [source.weight for source in config.splits["train"].sources] == [1, 2]
+    assert [file.name for file in config.splits["train"].files] == ["a.tsv", "b.en", "b.de"]
+    resolved = config.resolved()
+    assert isinstance(resolved.train, tuple) and all(file.is_absolute() for file in resolved.splits["train"].files)
+    assert DataConfig(**config.model_dump(mode="json")) == config
+
+
+def test_one_source_has_the_identity_that_it_had_before_there_were_weights() -> None:
+    config = DataConfig(train={"path": "a.tsv"}, test={"path": "b.tsv"})
+    assert set(config.identity()["train"]) == {"path", "src", "tgt", "embedded", "format", "documents"}
+    assert config.identity()["train"].keys() == config.identity()["test"].keys()
+
+
+def test_a_weight_changes_the_training_but_not_the_prepared_corpus() -> None:
+    one, two = (DataConfig(train=[{"path": "a.tsv"}, {"path": "b.tsv", "weight": w}]) for w in (1, 2))
+    assert one.identity() == two.identity()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"train": []}, "'train': give a section with path, or with src and tgt, or a list"),
+        ({"train": None}, "'train': give a section"),
+        ({"train": "a.tsv"}, "'train': give a section"),
+        ({"train": [{"path": "a.tsv"}, {"pth": "b.tsv"}]}, "unknown key 'train.1.pth'; did you mean 'path'"),
+        ({"train": [{"path": "a.tsv"}, "b.tsv"]}, "'train.1': expected a section with keys"),
+        ({"train": {"path": "a.tsv", "weight": 0}}, "'train.weight': input should be greater than 0"),
+        ({"train": {"path": "a.tsv"}, "valid": {"path": "a.tsv", "weight": 2}}, "only the sources of data.train"),
+    ],
+)
+def test_lists_of_sources_that_do_not_fit(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        DataConfig(**values)
+
+
+def test_weights_do_not_go_with_random_joins() -> None:
+    source = {"src": "a.en", "tgt": "a.de"}
+    with pytest.raises(ConfigError, match="random joins mix all sources evenly"):
+        DataConfig.parse(
+            {
+                "train": [source, {**source, "weight": 2}],
+                "segments": {"segment_tokens": 64, "join_documents": "random"},
+            },
+            where="recipe",
+        )

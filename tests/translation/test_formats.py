@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
 from pathlib import Path
 
@@ -92,7 +94,7 @@ def test_sentences_without_letters_are_counted(name: str, text: str) -> None:
     assert str(report) == "copied 1 of 2 sentences, which have no letters"
 
 
-@pytest.mark.parametrize("name", [*EXACT, "tsv", "jsonl"])
+@pytest.mark.parametrize("name", [*EXACT, "tsv", "csv", "jsonl"])
 def test_the_number_of_translations_must_match(name: str) -> None:
     skeleton = formats.get(name).parse("" if name == "jsonl" else "One.")[1]
     with pytest.raises(DataError, match=r"the text has \d+ sentences but 99 translations"):
@@ -268,6 +270,34 @@ def test_aligned_text_keeps_lines_and_documents() -> None:
     assert skeleton.fill(["A\nB", "C", "D"]) == "\n A B\nC \n\n \nD\n"
 
 
+def test_csv_fills_the_second_column_or_adds_one() -> None:
+    text = 'source,target\r\nOne\n"Two, ""2""\nlines",,note\r\nThree,Drei\n,\n,only target\nFour'
+    sentences, skeleton = formats.get("csv").parse(text)
+    assert sentences == ("One", 'Two, "2" lines', "Three", "Four")
+    assert [document.src for document in skeleton.documents] == [sentences[:3], sentences[3:]]
+    filled = skeleton.fill(["Eins", 'Zwei, "2"', "Drei.", "Vier"])
+    expected = 'source,target\r\nOne,Eins\n"Two, ""2""\nlines","Zwei, ""2""",note\r\nThree,Drei,Drei.\n,\n'
+    assert filled == expected + ",only target\nFour,Vier"
+    assert [row[1] for row in csv.reader(io.StringIO(filled, newline="")) if row[0]][1:3] == ["Eins", 'Zwei, "2"']
+
+
+def test_a_csv_cell_that_never_ends_is_refused() -> None:
+    with pytest.raises(DataError, match="line 2: a cell in quotes that begins here does not end"):
+        formats.get("csv").parse('One\n"Two\nThree\n')
+
+
+@given(text=st.text(alphabet='ab,"\n', max_size=30))
+def test_csv_is_read_as_python_reads_it(text: str) -> None:
+    try:
+        sentences, skeleton = formats.get("csv").parse(text)
+    except DataError:
+        return
+    rows = [row for row in csv.reader(io.StringIO(text, newline="")) if row and row[0].strip()]
+    assert [sentence.split() for sentence in sentences] == [row[0].split() for row in rows]
+    filled = list(csv.reader(io.StringIO(skeleton.fill(["x, y"] * len(rows)), newline="")))
+    assert sum("x, y" in row for row in filled) == len(rows)
+
+
 def test_tsv_fills_the_second_column_or_adds_one() -> None:
     sentences, skeleton = formats.get("tsv").parse("One\nTwo\t\tnote\r\nThree\tDrei\n\n\tonly target\nFour")
     assert sentences == ("One", "Two", "Three", "Four")
@@ -330,7 +360,15 @@ SUFFIXES = {
     "b.MD": "markdown",
     "c.jsonl": "jsonl",
 }
-SUFFIXES |= {"c.jsonl.gz": "jsonl", "d.tsv": "tsv", "e.tmx": "tmx", "f.xlf": "xliff", "f.xliff": "xliff", "g.po": "po"}
+SUFFIXES |= {
+    "c.jsonl.gz": "jsonl",
+    "d.tsv": "tsv",
+    "d.csv": "csv",
+    "e.tmx": "tmx",
+    "f.xlf": "xliff",
+    "f.xliff": "xliff",
+    "g.po": "po",
+}
 SUFFIXES |= {"c.JSONL": "jsonl", "c.ndjson": "jsonl", "c.NDJSON.gz": "jsonl", "c.jsonl.txt": "plain"}
 
 
@@ -340,7 +378,7 @@ def test_detect_goes_by_the_suffix(file_name: str, name: str) -> None:
     assert formats.is_jsonl(file_name) == (name == "jsonl")
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson", "a.tsv", "a.tmx", "a.xlf", "a.xliff", "a.po"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson", "a.tsv", "a.csv", "a.tmx", "a.xlf", "a.xliff", "a.po"])
 def test_a_corpus_is_translated_in_the_format_that_it_is_trained_in(name: str) -> None:
     assert formats.detect(name).name == CorpusSource(path=name).kind
 

@@ -91,12 +91,14 @@ def test_a_split_that_lost_many_pairs_is_a_warning_in_every_training(
 
 
 def test_a_corpus_that_was_prepared_before_there_were_filters_is_reused(summary: CorpusSummary) -> None:
-    """Its manifest names neither filters nor findings, and its key was made without them."""
+    """Its manifest names neither filters, findings nor weights, and its key was made without them."""
     path = summary.directory / "manifest.json"
     manifest = json.loads(path.read_text(encoding="utf-8"))
     del manifest["config"]["filters"]
+    for split in ("train", "test"):
+        del manifest["config"][split]["weight"]
     for figures in manifest["splits"].values():
-        del figures["found"]
+        del figures["found"], figures["segments_by_source"]
     path.write_text(json.dumps(manifest), encoding="utf-8")
     config = DataConfig.parse(manifest["config"], where="before")
     assert config.identity() == manifest["config"]

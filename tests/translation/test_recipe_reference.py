@@ -37,7 +37,11 @@ COMPANIONS: dict[str, dict[str, Any]] = {
         for split in ("train", "valid", "test")
         for one, other in (("src", "tgt"), ("tgt", "src"))
     },
-    **{f"data.{split}.documents": {f"data.{split}.path": "a.tsv"} for split in ("train", "valid", "test")},
+    **{
+        f"data.{split}.{key}": {f"data.{split}.path": "a.tsv"}
+        for split in ("train", "valid", "test")
+        for key in ("documents", "weight")
+    },
 }
 
 

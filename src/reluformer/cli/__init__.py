@@ -7,13 +7,14 @@ says what to do; `--debug` shows its traceback. Verbs import what they need when
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Annotated
 
 import typer
 
 from reluformer import environment
 from reluformer.cli import data, doctor, evaluate, export, inspect, study, train, translate
-from reluformer.errors import ReluformerError
+from reluformer.errors import ReluformerError, UnfinishedRunWarning
 
 app = typer.Typer(
     name="reluformer",
@@ -56,6 +57,7 @@ def options(
     ] = False,
 ) -> None:
     """Define the options that stand before the verb."""
+    warnings.simplefilter("ignore", UnfinishedRunWarning)  # verbs print it as a line of their own
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -14,7 +14,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from reluformer import __version__
-from reluformer.cli.options import AsJson, Beam, Device, LengthPenalty, Plugins, RunArgument, Settings, decoding_changes
+from reluformer.cli.options import (
+    AsJson,
+    Beam,
+    Device,
+    LengthPenalty,
+    Plugins,
+    RunArgument,
+    Settings,
+    check_model,
+    decoding_changes,
+)
 from reluformer.cli.text_files import sentence_bar
 from reluformer.errors import ArgumentError, DataError, StorageError
 from reluformer.training.run import RunDirectory, find_run
@@ -71,7 +81,7 @@ def evaluate(
     RunDirectory(run).check_recipe()
     for path in (run, against):
         if path is not None:
-            RunDirectory(path).check_model()
+            check_model(path)
     from reluformer.loading import load
     from reluformer.translation import scoring
     from reluformer.translation.significance import compare_systems
@@ -94,6 +104,7 @@ def evaluate(
         "split": str(split),
         "limit": limit,
         "sentence_level": sentence_level,
+        "note": RunDirectory(run).weights_note,
         **systems[0].to_dict(),
         "against": [system.to_dict() for system in systems[1:]],
         "comparisons": [comparison.to_dict() for comparison in comparisons],

@@ -20,12 +20,13 @@ from reluformer.cli.options import (
     Plugins,
     Settings,
     check_inspectable,
+    check_model,
     decoding_changes,
     languages,
     require_extra,
 )
 from reluformer.errors import ArgumentError
-from reluformer.training.run import RunDirectory, find_run
+from reluformer.training.run import find_run
 
 KEY_VARIABLE = "RELUFORMER_API_KEY"
 _LOOPBACK = ("127.", "::1", "localhost")
@@ -81,7 +82,7 @@ def export(
 def _to_hf(run: Path, out: Path, quantize: str | None, opset: int | None, force: bool) -> dict[str, Any]:
     from reluformer import hub
 
-    RunDirectory(run).check_model()
+    check_model(run)
     result: dict[str, Any] = hub.export_run(run, out, force=force)
     return result
 
@@ -96,7 +97,7 @@ def _to_run(source: Path, out: Path, quantize: str | None, opset: int | None, fo
 def _to_onnx(run: Path, out: Path, quantize: str | None, opset: int | None, force: bool) -> dict[str, Any]:
     from reluformer.integrations import onnx
 
-    RunDirectory(run).check_model()
+    check_model(run)
     result: dict[str, Any] = onnx.export_run(run, out, quantize=quantize, opset=opset, force=force)
     return result
 

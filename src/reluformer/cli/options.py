@@ -31,9 +31,16 @@ def decoding_changes(settings: list[str], **options: int | float | str | None) -
     return {**changes, **{name: value for name, value in options.items() if value is not None}}
 
 
+def check_model(run: Path) -> None:
+    """Raise an error unless the directory holds a model, and say so if it is that of an unfinished run."""
+    RunDirectory(run).check_model()
+    if (note := RunDirectory(run).weights_note) is not None:
+        typer.echo(note, err=True)
+
+
 def check_inspectable(run: Path) -> None:
     """Raise an error unless the directory holds a model that can show what it read."""
-    RunDirectory(run).check_model()
+    check_model(run)
     if RunDirectory(run).is_onnx:
         raise StorageError(f"{run}: an ONNX export, which only translates; give the run that it was exported from")
 

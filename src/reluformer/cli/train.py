@@ -38,13 +38,19 @@ def train(
 ) -> None:
     """Train the model of a recipe, or resume its run from the last checkpoint.
 
+    RECIPE may also be the directory of a run, which is then resumed, wherever it
+    was moved to. It needs the files of its corpus no more.
+
     Example: reluformer train configs/multi30k.yaml --set training.max_minutes=10
     """
     from reluformer.config import load_yaml
     from reluformer.training.progress import WarningProgress, for_terminal
+    from reluformer.training.run import RECIPE, RunDirectory
     from reluformer.translation.recipe import Recipe
     from reluformer.translation.task import train as run_training
 
+    if RunDirectory(config).exists:
+        run, config = run or config, config / RECIPE
     recipe = load_yaml(Recipe, config, overrides)
     if recipe.training.tensorboard:
         require_extra("tensorboard", "training.tensorboard=true")

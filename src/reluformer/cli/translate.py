@@ -21,12 +21,12 @@ from reluformer.cli.options import (
     RunArgument,
     Settings,
     SplitterName,
+    check_model,
     decoding_changes,
     languages,
 )
 from reluformer.cli.text_files import FormatChoice, TextFile, find_texts, sentence_bar, write
 from reluformer.errors import ArgumentError, DataError
-from reluformer.training.run import RunDirectory
 
 if TYPE_CHECKING:
     from reluformer.translation.document import Document
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from reluformer.translation.windows import Translation
 
 
-FORMATS = "plain, markdown, html, aligned (one sentence a line), jsonl, tsv, tmx, xliff or po"
+FORMATS = "plain, markdown, html, aligned (one sentence a line), jsonl, tsv, csv, tmx, xliff or po"
 """The names of `translation.formats`, which is not imported here because `--help` must be quick."""
 SENTENCES_TOGETHER = 256
 """Small files are translated together until they have this many sentences."""
@@ -71,7 +71,7 @@ def translate(
     plugin: Plugins = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
-    """Translate text, Markdown, HTML, JSONL, TSV, TMX, XLIFF and PO.
+    """Translate text, Markdown, HTML, JSONL, TSV, CSV, TMX, XLIFF and PO.
 
     Everything that is not a sentence is kept unchanged.
 
@@ -82,7 +82,7 @@ def translate(
     Example: reluformer translate runs/demo/reluformer letters/ --to briefe/
     """
     _check_options(stream=stream, score=score, n_best=n_best, json=as_json, to=to)
-    RunDirectory(run).check_model()
+    check_model(run)
     listing = as_json or n_best is not None or score is not None
     found, skipped = find_texts(files or [], to, any_name=format is not None, force=force)
     if listing and len(found) > 1:
@@ -190,7 +190,7 @@ def _stream(translator: Translator, text: ParsedText) -> None:
 
     filling = FillReport()
     if not isinstance(text.skeleton, TextSkeleton):
-        raise ArgumentError("--stream is for plain text, Markdown, aligned text and TSV; leave it out")
+        raise ArgumentError("--stream is for plain text, Markdown, aligned text, TSV and CSV; leave it out")
     sentences = chain.from_iterable(translator.stream(document.src) for document in text.skeleton.documents)
     for piece in text.skeleton.stream(sentences, filling):
         typer.echo(piece.encode("utf-8"), nl=False)
@@ -247,15 +247,15 @@ def _pair_documents(source: Skeleton, target: Path, formats: FormatChoice, sourc
 
 def _given_translations(path: Path, formats: FormatChoice) -> list[tuple[str, ...]]:
     """Read the documents of a text, or those under "hyp" or "tgt" in JSONL, without blank sentences."""
-    from reluformer.translation.formats import BilingualFormat, Jsonl, Tsv, is_jsonl
+    from reluformer.translation.formats import BilingualFormat, Csv, Jsonl, Tsv, is_jsonl
     from reluformer.translation.scoring import read_hypotheses
 
     if is_jsonl(path):
         return [tuple(sentence for sentence in document if sentence.strip()) for document in read_hypotheses(path)]
-    if formats.format is not None and isinstance(formats.format_of(path), Tsv | BilingualFormat):
+    if formats.format is not None and isinstance(formats.format_of(path), Tsv | Csv | BilingualFormat):
         formats = replace(formats, format=None)  # --format describes the source
     layout = formats.format_of(path)
-    if isinstance(layout, Tsv | Jsonl | BilingualFormat):
+    if isinstance(layout, Tsv | Csv | Jsonl | BilingualFormat):
         raise DataError(
             f"{path}: read as {layout.name}, whose sentences are sources; give the translations alone, as text or as "
             '.jsonl with "tgt"'

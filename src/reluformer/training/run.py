@@ -103,6 +103,26 @@ class RunDirectory:
         return (self.path / CONFIG).is_file()
 
     @property
+    def model(self) -> Path:
+        """The directory whose model translates: that of the run, or best/ if the run has not finished."""
+        return self.best if self.is_unfinished else self.path
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether the run has no final model, but a best one so far."""
+        return self.exists and not self.has_model and self.best_step is not None
+
+    @property
+    def weights_note(self) -> str | None:
+        """A sentence that says which weights an unfinished run translates with; None for other runs."""
+        if not self.is_unfinished:
+            return None
+        return (
+            f"{self.path}: the training has not finished; using its best weights so far, those of update "
+            f"{self.best_step:,}. `reluformer train {self.path}` resumes it"
+        )
+
+    @property
     def status(self) -> dict[str, Any]:
         """The content of status.json; empty before the run."""
         try:
@@ -180,9 +200,12 @@ class RunDirectory:
     def check_model(self) -> None:
         """Raises a `StorageError` if there is no model that could translate; nothing is loaded."""
         self.check()
-        if not self.has_model and not self.is_onnx:
+        if not self.has_model and not self.is_onnx and not self.is_unfinished:
             status = self.status.get("status", "not started")
-            raise StorageError(f"{self.path}: the run is {status} and has no model yet; `reluformer train` resumes it")
+            raise StorageError(
+                f"{self.path}: the run is {status} and has no model yet; `reluformer train` resumes it, and the first "
+                "validation gives it one"
+            )
 
     def check_recipe(self) -> None:
         """Raises a `StorageError` for a model without a recipe, which does not say what it was trained on."""
@@ -394,6 +417,8 @@ def _plain(value: Any) -> Any:
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in values.items():
+        if isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+            value = {str(place): item for place, item in enumerate(value)}
         if isinstance(value, Mapping):
             flat.update(_flat(value, f"{prefix}{key}."))
         else:

@@ -5,6 +5,10 @@ lays the buckets end to end, cuts that line into batches, and shuffles the batch
 depend on bucket sizes alone, so every epoch has the same number of steps, and the batch of
 any step is found without looking at the steps before it. Resuming exactly, and splitting a
 batch over processes, then need no state at all.
+
+Where sources have weights, an epoch holds places instead of segments: weight times as many as
+the source has segments. A place draws anew in each epoch from a few segments of like length.
+Buckets and cuts depend on the places alone, so all of the above holds for them.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ from reluformer.errors import ArgumentError
 
 Lengths = npt.NDArray[np.integer] | Sequence[int]
 Indices = npt.NDArray[np.int64]
+SourceWeights = Sequence[tuple[int, float]]
+"""For each source its number of segments and its weight."""
 _STRIP_BATCHES = 3  # least padding on sentences and on documents, for 2048 to 8192 tokens a batch
 
 
@@ -37,6 +43,8 @@ class BatchPlan:
         target_lengths: Target tokens of every segment, (N,).
         tokens_per_batch: The most cells of a batch on either side.
         seed: Another seed gives another order.
+        weights: How many segments each source has, in order, and how often an epoch shows each of them on
+            average. Default: all of them once.
 
     Raises:
         ArgumentError: The longest segment does not fit into a batch, or the lengths do not match.
@@ -50,18 +58,31 @@ class BatchPlan:
         [0, 1, 2, 3]
     """
 
-    def __init__(self, source_lengths: Lengths, target_lengths: Lengths, tokens_per_batch: int, seed: int) -> None:
+    def __init__(
+        self,
+        source_lengths: Lengths,
+        target_lengths: Lengths,
+        tokens_per_batch: int,
+        seed: int,
+        weights: SourceWeights = (),
+    ) -> None:
         self._source, self._target = _checked(source_lengths, target_lengths, tokens_per_batch)
         self.tokens_per_batch = tokens_per_batch
         self.seed = seed
-        self._bucket = _buckets(self._source, self._target, tokens_per_batch)
+        self._places: WeightedPlaces | None = None
+        source, target = self._source, self._target
+        if any(weight != 1 for _, weight in weights):
+            line = np.argsort(_buckets(source, target, tokens_per_batch), kind="stable")
+            self._places = WeightedPlaces(line, weights)
+            source, target = self._places.longest(source), self._places.longest(target)
+        self._bucket = _buckets(source, target, tokens_per_batch)
         line = np.argsort(self._bucket, kind="stable")
-        self._cuts = _cuts(_upper(self._source)[line], _upper(self._target)[line], tokens_per_batch)
+        self._cuts = _cuts(_upper(source)[line], _upper(target)[line], tokens_per_batch)
         self._epoch: tuple[int, Indices, Indices] | None = None
 
     @property
     def steps_per_epoch(self) -> int:
-        """The number of batches in which every segment occurs exactly once."""
+        """The number of batches in which every segment occurs exactly once, or as often as its weight says."""
         return len(self._cuts) - 1
 
     def batch(self, step: int, rank: int = 0, world: int = 1) -> list[int]:
@@ -99,8 +120,62 @@ class BatchPlan:
             ties = bits.random_raw(len(self._bucket))
             segments = np.lexsort((ties, self._bucket)).astype(np.int64)
             order = np.argsort(bits.random_raw(self.steps_per_epoch), kind="stable")
+            if self._places is not None:
+                segments = self._places.draw(bits)[segments]
             self._epoch = (epoch, segments, order.astype(np.int64))
         return self._epoch[1], self._epoch[2]
+
+
+class WeightedPlaces:
+    """The places of an epoch in which sources have weights.
+
+    Segments of a source stand in a line, with neighbours of like length. A source of n segments and weight w has
+    m = round(n w) places, at least one. Place j covers the stretch from j n/m to (j + 1) n/m of the line, and draws a
+    point of it. So every segment is shown w times an epoch on average, exactly w times if w is a whole number, and
+    otherwise a number of times next to w.
+
+    Args:
+        line: All segments, (N,), ordered so that neighbours are alike.
+        weights: The number of segments of each source and its weight; segments of a source have consecutive numbers.
+
+    Raises:
+        ArgumentError: The sources do not have N segments together, or a weight is not above 0.
+    """
+
+    def __init__(self, line: Indices, weights: SourceWeights) -> None:
+        if sum(count for count, _ in weights) != len(line) or any(weight <= 0 for _, weight in weights):
+            raise ArgumentError(
+                f"weights {list(weights)} do not fit {len(line)} segments; give the segments of each source and a "
+                "weight above 0"
+            )
+        parts, first = [], 0
+        for count, weight in weights:
+            if count:
+                own = line[(line >= first) & (line < first + count)]
+                parts.append((own, max(1, round(count * weight))))
+            first += count
+        self._line: Indices = np.concatenate([own for own, _ in parts])
+        starts = np.cumsum([0, *(len(own) for own, _ in parts)])
+        self._first: Indices = np.concatenate([np.full(m, start) for start, (_, m) in zip(starts, parts, strict=False)])
+        self._size: Indices = np.concatenate([np.full(m, len(own)) for own, m in parts])
+        self._count: Indices = np.concatenate([np.full(m, m) for _, m in parts])
+        self._number: Indices = np.concatenate([np.arange(m) for _, m in parts])
+        self._low = self._first + self._number * self._size // self._count
+        self._high = self._first - (-(self._number + 1) * self._size // self._count)
+
+    def longest(self, lengths: Indices) -> Indices:
+        """Returns the greatest length that each place may draw, (places,)."""
+        along = np.append(lengths[self._line], 0)  # a stretch may end where the line does
+        borders = np.stack([self._low, self._high], axis=1).ravel()
+        longest: Indices = np.maximum.reduceat(along, borders)[::2]
+        return longest
+
+    def draw(self, bits: np.random.PCG64) -> Indices:
+        """Returns the segment of each place, (places,), from as many raw numbers."""
+        share = (bits.random_raw(len(self._low)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        point = ((self._number + share) * self._size / self._count).astype(np.int64) + self._first
+        drawn: Indices = self._line[np.clip(point, self._low, self._high - 1)]
+        return drawn
 
 
 def sorted_batches(source_lengths: Lengths, target_lengths: Lengths, tokens_per_batch: int) -> Iterator[list[int]]:

@@ -5,11 +5,14 @@ Everything streams: a corpus of any size passes through a few thousand sentences
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from io import StringIO
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +23,21 @@ from rich.table import Table
 
 import reluformer
 from reluformer.errors import ArgumentError, DataError, StorageError
-from reluformer.files import alone_in, read_json, write_text
+from reluformer.files import alone_in, read_json, whole_file, write_text
 from reluformer.translation import formats
 from reluformer.translation.document import Document, DocumentAssembler, Skipped, SkipReason
 from reluformer.translation.embedded import generate
 from reluformer.translation.formats import AlignedText, CorpusFormat
 from reluformer.translation.joins import join_encoded, join_texts
 from reluformer.translation.pair_checks import PairChecks, pair_digests
-from reluformer.translation.recipe import CorpusSource, DataConfig, EmbeddedOptions, Limits, Split
+from reluformer.translation.recipe import CorpusMixture, CorpusSource, DataConfig, EmbeddedOptions, Limits, Split
 from reluformer.translation.segments import Segment, SegmentStore, cut, encode_documents, write_segments
 from reluformer.translation.tokenizer import Tokenizer
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 _PROGRESS_EVERY = 1000
+_NO_LIMITS = Limits(sentence_characters=10**9, document_sentences=10**9, document_bytes=2**31)
 WARNED_SHARE = 0.05
 """A split that lost more of its pairs is worth a warning."""
 
@@ -42,7 +46,7 @@ PrepareProgress = Callable[[str, int], None]
 
 
 def read_documents(
-    source: CorpusSource,
+    source: CorpusSource | CorpusMixture,
     *,
     limits: Limits | None = None,
     skipped: Skipped | None = None,
@@ -52,7 +56,7 @@ def read_documents(
     """Reads the documents of a split, one at a time.
 
     Args:
-        source: The files of the split, or the options of the embedded corpus.
+        source: The files of the split, or the options of the embedded corpus. A mixture is read source by source.
         limits: How long a sentence and a document may be.
         skipped: The tally that counts what is dropped or changed.
         languages: Source and target language; they choose the sides of a TMX file.
@@ -68,6 +72,9 @@ def read_documents(
         >>> [len(document.src) for document in read_documents(source)]
         [3, 3]
     """
+    if isinstance(source, CorpusMixture):
+        options: dict[str, Any] = {"limits": limits, "skipped": skipped, "languages": languages, "split": split}
+        return chain.from_iterable(read_documents(one, **options) for one in source.sources)
     if source.embedded is not None:
         return _generated_documents(source.embedded, split)
     assembler = DocumentAssembler(
@@ -96,6 +103,8 @@ class SplitSummary:
     skipped: Skipped = field(default_factory=Skipped)
     found: Skipped = field(default_factory=Skipped)
     """What is odd and was kept."""
+    segments_by_source: list[int] = field(default_factory=list)
+    """The number of segments of each source, in the order of the recipe; they add up to `segments`."""
 
     @property
     def skipped_share(self) -> float:
@@ -133,6 +142,7 @@ class SplitSummary:
             target_tokens=int(data["target_tokens"]),
             skipped=Skipped.from_json(data["skipped"]),
             found=Skipped.from_json(data.get("found", {})),  # version 0.1 did not look
+            segments_by_source=[int(n) for n in data.get("segments_by_source", [data["segments"]])],  # nor mixed
         )
 
 
@@ -145,6 +155,8 @@ class CorpusSummary:
     vocab_size: int
     tokenizer_fingerprint: str
     reused: bool = False
+    missing: Path | None = None
+    """A file of the corpus that is not there any more; the prepared corpus was used without it."""
 
     def table(self) -> Table:
         """Returns the figures by split as a table."""
@@ -269,14 +281,19 @@ class PreparedCorpus:
         return found
 
     def documents(self, split: Split) -> Iterator[Document]:
-        """Reads the texts of a split from the files that the configuration names; `summary` counted their problems.
+        """Reads the texts of a split; `summary` counted their problems.
 
+        Those of valid and test are kept beside the segments. Others come from the files of the configuration.
         Random joins of the valid and test splits are documents, too.
         """
         self._check_split(split)
         config = self.config
-        languages = (config.source_lang, config.target_lang)
-        found = read_documents(config.splits[split], limits=config.limits, languages=languages, split=split)
+        if texts_name(split) in self._bytes:
+            texts = CorpusSource(path=self.directory / texts_name(split))
+            found = read_documents(texts, limits=_NO_LIMITS)
+        else:
+            languages = (config.source_lang, config.target_lang)
+            found = read_documents(config.splits[split], limits=config.limits, languages=languages, split=split)
         how = config.segments
         if how.join_documents != "random" or split == "train":
             return found
@@ -292,9 +309,15 @@ def store_name(split: Split) -> str:
     return f"{split}.arrow"
 
 
+def texts_name(split: Split) -> str:
+    """Returns the file name of the texts of a split, which only valid and test have."""
+    return f"{split}.texts.jsonl.gz"
+
+
 def write_manifest(summary: CorpusSummary, config: DataConfig, key: str) -> None:
     """Writes the manifest, which declares a directory finished; it is written last."""
     files = [store_name(split) for split in summary.splits]
+    files += [texts_name(split) for split, source in config.splits.items() if _keeps_texts(split, source)]
     manifest = {
         "format": FORMAT,
         "key": key,
@@ -312,7 +335,8 @@ def write_manifest(summary: CorpusSummary, config: DataConfig, key: str) -> None
 def prepare(config: DataConfig, directory: str | Path, progress: PrepareProgress | None = None) -> CorpusSummary:
     """Tokenizes all splits of a corpus and cut them into segments.
 
-    A directory that holds the result of the same configuration and files is left as it is.
+    A directory that holds the result of the same configuration and files is left as it is. So
+    is one whose files are gone, if the configuration names the same files in any folder.
     A second process that prepares it at the same time waits for the first.
 
     Args:
@@ -331,6 +355,8 @@ def prepare(config: DataConfig, directory: str | Path, progress: PrepareProgress
     config = config.resolved()
     report = progress or (lambda _what, _pairs: None)
     with alone_in(directory):
+        if (found := _prepared_alone(directory, config)) is not None:
+            return found
         key = _key(config)
         if (found := _already_prepared(directory, key)) is not None:
             return found
@@ -345,11 +371,17 @@ def prepare(config: DataConfig, directory: str | Path, progress: PrepareProgress
 
 def _key(config: DataConfig) -> str:
     """Returns a hash that changes with the configuration, the files that it names, and the format."""
-    inputs: dict[str, Any] = {split: _state(source) for split, source in config.splits.items()}
+    inputs: dict[str, Any] = {split: _split_state(source) for split, source in config.splits.items()}
     if config.tokenizer.path is not None:
         inputs["tokenizer"] = Tokenizer.load(config.tokenizer.path).fingerprint
     state = {"format": FORMAT, "config": config.identity(), "inputs": inputs}
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode("utf-8")).hexdigest()
+
+
+def _split_state(split: CorpusSource | CorpusMixture) -> Any:
+    if isinstance(split, CorpusMixture):
+        return [_state(source) for source in split.sources]
+    return _state(split)
 
 
 def _state(source: CorpusSource) -> Any:
@@ -364,26 +396,67 @@ def _state(source: CorpusSource) -> Any:
 
 def _already_prepared(directory: Path, key: str) -> CorpusSummary | None:
     """Returns the summary of a directory that was prepared from the same configuration and files, else None."""
+    found = _verified(directory)
+    return replace(found.summary, reused=True) if found is not None and found.key == key else None
+
+
+def _prepared_alone(directory: Path, config: DataConfig) -> CorpusSummary | None:
+    """Returns the summary of a prepared corpus whose files are not there any more, as in a run that was moved."""
+    files = [file for split in config.splits.values() for file in split.files]
+    if config.tokenizer.path is not None:
+        files.append(config.tokenizer.path)
+    missing = next((file for file in files if not file.exists()), None)
+    found = None if missing is None else _verified(directory)
+    if found is None or _without_folders(found.config) != _without_folders(config):
+        return None
+    return replace(found.summary, reused=True, missing=missing)
+
+
+def _verified(directory: Path) -> PreparedCorpus | None:
+    """Returns the prepared corpus of a directory if it is whole, else None."""
     try:
         found = PreparedCorpus(directory)
         for split in found.summary.splits:
             found.checksum(split)
     except StorageError:
         return None
-    return replace(found.summary, reused=True) if found.key == key else None
+    return found
+
+
+def _without_folders(config: DataConfig) -> Any:
+    """Returns what decides a corpus, with the names of its files instead of their paths."""
+
+    def named(value: Any, key: str = "") -> Any:
+        if isinstance(value, dict):
+            return {inner: named(part, inner) for inner, part in value.items()}
+        if isinstance(value, list):
+            return [named(part) for part in value]
+        return Path(value).name if key in ("path", "src", "tgt") and value is not None else value
+
+    return named(config.identity())
 
 
 def _tokenizer(config: DataConfig, report: PrepareProgress) -> Tokenizer:
     if config.tokenizer.path is not None:
         return Tokenizer.load(config.tokenizer.path)
     summary = SplitSummary()
-    documents = _checked(config, "train", _read(config, "train", summary.skipped), summary)
+    checks = _checks(config, "train", summary)
+    sources = config.splits["train"].sources
+    read = [_read(config, "train", source, summary.skipped) for source in sources]
+    documents = _by_turns(read)
+    if checks is not None:
+        documents = checks.documents(documents)
     return Tokenizer.train(_sentences(_reported(documents, "tokenizer", report)), config.tokenizer)
 
 
-def _read(config: DataConfig, split: Split, skipped: Skipped) -> Iterator[Document]:
-    """Reads the documents of a split; raises a `DataError` if there are none."""
-    source = config.splits[split]
+def _by_turns(streams: Sequence[Iterator[Document]]) -> Iterator[Document]:
+    """Yields a document of each source in turn, so that a tokenizer of the first sentences sees all sources."""
+    for documents in zip_longest(*streams):
+        yield from (document for document in documents if document is not None)
+
+
+def _read(config: DataConfig, split: Split, source: CorpusSource, skipped: Skipped) -> Iterator[Document]:
+    """Reads the documents of one source of a split; raises a `DataError` if there are none."""
     languages = (config.source_lang, config.target_lang)
     count = 0
     for document in read_documents(source, limits=config.limits, skipped=skipped, languages=languages, split=split):
@@ -401,8 +474,8 @@ def _sentences(documents: Iterable[Document]) -> Iterator[str]:
             yield tgt
 
 
-def _reported(documents: Iterable[Document], what: str, report: PrepareProgress) -> Iterator[Document]:
-    pairs = told = 0
+def _reported(documents: Iterable[Document], what: str, report: PrepareProgress, before: int = 0) -> Iterator[Document]:
+    pairs = told = before
     for document in documents:
         pairs += len(document.src)
         if pairs - told >= _PROGRESS_EVERY:
@@ -416,17 +489,34 @@ def _prepare_split(
     config: DataConfig, split: Split, tokenizer: Tokenizer, directory: Path, report: PrepareProgress
 ) -> SplitSummary:
     summary = SplitSummary()
-    read = _reported(_read(config, split, summary.skipped), split, report)
-    documents = _counted(_checked(config, split, read, summary), summary)
-    encoded = encode_documents(documents, tokenizer)
     how = config.segments if split == "train" else config.segments.replace(lone_sentences=0.0)
-    if how.join_documents == "random":
-        if split != "train":
-            encoded = join_encoded(encoded, int(how.segment_tokens), how.join_seed)
-        # training joins the train split itself, anew each epoch
-        how = how.replace(join_documents=False, join_seed=0, lone_sentences=0.0)
-    segments = cut(encoded, how, limits=config.limits, skipped=summary.skipped)
-    write_segments(_measured(segments, summary), directory / store_name(split), tokenizer.vocab_size)
+    joins = how.join_documents == "random"
+    cuts = how
+    if joins:  # training joins the train split itself, anew each epoch
+        cuts = how.replace(join_documents=False, join_seed=0, lone_sentences=0.0)
+    checks = _checks(config, split, summary)
+
+    def segments() -> Iterator[Segment]:
+        """Yields those of one source after the other; no segment holds documents of two."""
+        for number, source in enumerate(config.splits[split].sources):
+            read = _reported(_read(config, split, source, summary.skipped), split, report, summary.sentences)
+            documents = _counted(read if checks is None else checks.documents(read), summary)
+            if texts is not None:
+                documents = _written(documents, texts)
+            encoded = encode_documents(documents, tokenizer)
+            if joins and split != "train":
+                encoded = join_encoded(encoded, int(how.segment_tokens), how.join_seed)
+            summary.segments_by_source.append(0)
+            for segment in cut(encoded, cuts, limits=config.limits, skipped=summary.skipped):
+                summary.segments_by_source[number] += 1
+                yield segment
+
+    with ExitStack() as stack:
+        texts = None
+        if _keeps_texts(split, config.splits[split]):
+            file = stack.enter_context(whole_file(directory / texts_name(split)))
+            texts = stack.enter_context(gzip.GzipFile(fileobj=file, mode="wb", filename="", mtime=0))
+        write_segments(_measured(segments(), summary), directory / store_name(split), tokenizer.vocab_size)
     if not summary.segments:
         most, alone = config.segments.segment_tokens, config.limits.sentence_tokens
         limit = f"limits.sentence_tokens={alone}" if most == "sentence" else f"segment_tokens={most}"
@@ -434,21 +524,32 @@ def _prepare_split(
     return summary
 
 
-def _checked(
-    config: DataConfig, split: Split, documents: Iterable[Document], summary: SplitSummary
-) -> Iterable[Document]:
-    """Counts what is odd about the pairs of a split; from the train split drops what the recipe asks for."""
+def _keeps_texts(split: Split, source: CorpusSource | CorpusMixture) -> bool:
+    """Returns whether the texts of a split are kept: those that translations are compared with, unless generated."""
+    return split != "train" and source.embedded is None
+
+
+def _written(documents: Iterable[Document], texts: gzip.GzipFile) -> Iterator[Document]:
+    for document in documents:
+        entry = {"id": document.id, "src": document.src, "tgt": document.tgt}
+        texts.write(json.dumps(entry, ensure_ascii=False).encode("utf-8") + b"\n")
+        yield document
+
+
+def _checks(config: DataConfig, split: Split, summary: SplitSummary) -> PairChecks | None:
+    """Returns what counts odd pairs of a split, and drops from the train split what the recipe asks for."""
     if config.splits[split].embedded is not None:
-        return documents
+        return None
     if split != "train":
-        return PairChecks(summary.found, summary.skipped).documents(documents)
+        return PairChecks(summary.found, summary.skipped)
     held_out = {
         digest
-        for other, source in config.splits.items()
-        if other != "train" and source.embedded is None
-        for digest in pair_digests(_read(config, other, Skipped()))
+        for other, given in config.splits.items()
+        if other != "train" and given.embedded is None
+        for source in given.sources
+        for digest in pair_digests(_read(config, other, source, Skipped()))
     }
-    return PairChecks(summary.found, summary.skipped, config.filters, held_out).documents(documents)
+    return PairChecks(summary.found, summary.skipped, config.filters, held_out)
 
 
 def _counted(documents: Iterable[Document], summary: SplitSummary) -> Iterator[Document]:

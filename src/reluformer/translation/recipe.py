@@ -9,25 +9,28 @@ decoding    DecodingConfig  how it translates afterwards
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from reluformer import rules
-from reluformer.config import Config
+from reluformer.config import Config, parse_list
 from reluformer.errors import ConfigError, ReluformerError, StorageError
 from reluformer.models.config import Architecture, ModelConfig, Preset
 from reluformer.training.config import TrainingConfig, TrainingRecipe
 from reluformer.training.run import RunDirectory
 
-Format = Literal["lines", "jsonl", "tsv", "tmx", "xliff", "po"]
+Format = Literal["lines", "jsonl", "tsv", "csv", "tmx", "xliff", "po"]
 Split = Literal["train", "valid", "test"]
 
+_MOST_SOURCES = 1000
 _FORMAT_BY_SUFFIX: Mapping[str, Format] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".tsv": "tsv",
+    ".csv": "csv",
     ".tmx": "tmx",
     ".xlf": "xliff",
     ".xliff": "xliff",
@@ -58,7 +61,7 @@ class CorpusSource(Config):
     """One split of a corpus: `path`, or the pair `src` and `tgt`, or `embedded`. Files may end in .gz."""
 
     path: Path | None = Field(default=None, examples=["data/train.jsonl.gz"])
-    """A file that holds both languages: .jsonl, .tsv, .tmx, .xlf / .xliff or .po."""
+    """A file that holds both languages: .jsonl, .tsv, .csv, .tmx, .xlf / .xliff or .po."""
     src: Path | None = Field(default=None, examples=["data/train.en"])
     """Source sentences, one a line, aligned with `tgt`."""
     tgt: Path | None = Field(default=None, examples=["data/train.de"])
@@ -70,6 +73,9 @@ class CorpusSource(Config):
     documents: Literal["blank_line", "line"] = "blank_line"
     """Where a document ends: at a blank line (in both files of a pair) or with the file, or
     after every line. In TMX, XLIFF and PO a unit counts as a line. JSON lines say it themselves."""
+    weight: float = Field(default=1.0, gt=0, le=1000)
+    """How often an epoch of training shows each segment of this source, on average: 2 shows it
+    twice, 0.25 another quarter of the source in each epoch. Only for `data.train`."""
 
     @field_validator("path", "src", "tgt", mode="before")
     @classmethod
@@ -90,11 +96,17 @@ class CorpusSource(Config):
                 raise ValueError("format 'lines' is a pair of files; give 'src' and 'tgt' instead of 'path'")
             if self.format is None and _format_by_name(self.path) is None:
                 raise ValueError(
-                    f"cannot tell the format of '{self.path}' by its name; add format: jsonl, tsv, tmx, xliff or po"
+                    f"cannot tell the format of '{self.path}' by its name; add format: jsonl, tsv, csv, tmx, xliff "
+                    "or po"
                 )
         elif self.format not in (None, "lines"):
             raise ValueError(f"format '{self.format}' belongs to one file; give 'path'")
         return self
+
+    @property
+    def sources(self) -> tuple[CorpusSource, ...]:
+        """The source itself, as the only one of its split."""
+        return (self,)
 
     @property
     def kind(self) -> Format | Literal["embedded"]:
@@ -116,6 +128,28 @@ class CorpusSource(Config):
             src=self.src and self.src.resolve(),
             tgt=self.tgt and self.tgt.resolve(),
         )
+
+
+@dataclass(frozen=True)
+class CorpusMixture:
+    """A split that was given as a list of sources."""
+
+    sources: tuple[CorpusSource, ...]
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files of all sources."""
+        return tuple(file for source in self.sources for file in source.files)
+
+    @property
+    def embedded(self) -> EmbeddedOptions | None:
+        """The options of the first source if all are generated, else None."""
+        generated = all(source.embedded is not None for source in self.sources)
+        return self.sources[0].embedded if generated else None
+
+
+Sources = CorpusSource | tuple[CorpusSource, ...]
+"""A split in a recipe: one source, or a list of sources."""
 
 
 def _without_nul(path: Any) -> Any:
@@ -214,11 +248,11 @@ class FilterConfig(Config):
 class DataConfig(Config):
     """Everything that decides which token ids a model is trained on."""
 
-    train: CorpusSource
-    """The split that the model and the tokenizer learn from."""
-    valid: CorpusSource | None = Field(default=None, examples=[{"path": "data/valid.jsonl.gz"}])
+    train: Sources
+    """The split that the model and the tokenizer learn from; a list mixes sources by their weights."""
+    valid: Sources | None = Field(default=None, examples=[{"path": "data/valid.jsonl.gz"}])
     """The split whose loss is measured during training."""
-    test: CorpusSource | None = Field(default=None, examples=[{"path": "data/test.jsonl.gz"}])
+    test: Sources | None = Field(default=None, examples=[{"path": "data/test.jsonl.gz"}])
     """The split that is scored after training."""
     source_lang: str = Field(default="en", min_length=2)
     """Language translated from."""
@@ -233,15 +267,53 @@ class DataConfig(Config):
     filters: FilterConfig = FilterConfig()
     """Pairs of the train split that are dropped."""
 
+    @field_validator("train", "valid", "test", mode="before")
+    @classmethod
+    def _one_or_several(cls, given: Any, info: ValidationInfo) -> Any:
+        """Builds the sources here, because an error of a union would name all of its types."""
+        if isinstance(given, Mapping):
+            return CorpusSource(**given)
+        if isinstance(given, CorpusSource) or (given is None and info.field_name != "train"):
+            return given
+        if not isinstance(given, list | tuple) or not 1 <= len(given) <= _MOST_SOURCES:
+            raise ValueError(f"give a section with path, or with src and tgt, or a list of 1 to {_MOST_SOURCES} such")
+        return parse_list(CorpusSource, given)
+
+    @field_validator("valid", "test")
+    @classmethod
+    def _without_weights(cls, given: Sources | None) -> Sources | None:
+        sources = given.sources if isinstance(given, CorpusSource) else given or ()
+        if any(source.weight != 1 for source in sources):
+            raise ValueError("only the sources of data.train have weights; leave 'weight' out")
+        return given
+
+    @model_validator(mode="after")
+    def _weights_or_joins(self) -> Self:
+        if self.segments.join_documents == "random" and any(s.weight != 1 for s in self.splits["train"].sources):
+            raise ValueError("random joins mix all sources evenly; leave 'weight' out, or set join_documents: true")
+        return self
+
     @property
-    def splits(self) -> dict[Split, CorpusSource]:
+    def splits(self) -> dict[Split, CorpusSource | CorpusMixture]:
         """The splits that are given, in the order train, valid, test."""
-        given: dict[Split, CorpusSource | None] = {"train": self.train, "valid": self.valid, "test": self.test}
-        return {name: source for name, source in given.items() if source is not None}
+        given: dict[Split, Sources | None] = {"train": self.train, "valid": self.valid, "test": self.test}
+        return {
+            name: split if isinstance(split, CorpusSource) else CorpusMixture(split)
+            for name, split in given.items()
+            if split is not None
+        }
 
     def identity(self) -> dict[str, Any]:
-        """Returns the configuration as plain data for hashes; keys that came later only if they are set."""
-        values = self.model_dump(mode="json")
+        """Returns what decides the prepared corpus as plain data for hashes.
+
+        Keys that older versions did not have are left out where they change nothing: weights, which only training
+        uses, filters if there are none, and the seed of joins if it is not set.
+        """
+        weights: dict[str, Any] = {
+            name: {"weight"} if isinstance(split, CorpusSource) else {"__all__": {"weight"}}
+            for name, split in self.splits.items()
+        }
+        values = self.model_dump(mode="json", exclude=weights)
         if self.filters == FilterConfig():
             del values["filters"]
         if not self.segments.join_seed:
@@ -253,8 +325,11 @@ class DataConfig(Config):
         tokenizer = self.tokenizer
         if tokenizer.path is not None:
             tokenizer = tokenizer.replace(path=tokenizer.path.resolve())
-        sources = {name: source.resolved() for name, source in self.splits.items()}
-        return self.replace(tokenizer=tokenizer, **sources)
+        sources = {name: tuple(source.resolved() for source in split.sources) for name, split in self.splits.items()}
+        given = {
+            name: found if isinstance(self.splits[name], CorpusMixture) else found[0] for name, found in sources.items()
+        }
+        return self.replace(tokenizer=tokenizer, **given)
 
 
 class DecodingConfig(Config):

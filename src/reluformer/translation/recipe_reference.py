@@ -182,7 +182,7 @@ def _collect(schema: type[BaseModel], path: str, paths: dict[type[BaseModel], li
 def _sections_in(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [schema for part in get_args(annotation) for schema in _sections_in(part)]
+    return list(dict.fromkeys(schema for part in get_args(annotation) for schema in _sections_in(part)))
 
 
 def _key(name: str, field: FieldInfo) -> RecipeKey:
@@ -206,6 +206,8 @@ def _type(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         return _type(parts[0], annotation.__metadata__)
     if origin is Literal:
         return " or ".join(f"`{choice}`" for choice in parts)
+    if origin is tuple and parts[-1] is Ellipsis:
+        return f"list of {_type(parts[0])}s"
     if origin is tuple:
         return f"list of {len(parts)}: {_type(parts[0])}"
     if origin is list:

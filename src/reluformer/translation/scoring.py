@@ -409,7 +409,7 @@ def read_split(run: Path, split: Split, limit: int | None = None) -> tuple[list[
         DataError: The split holds no documents, or cannot be read.
     """
     from reluformer.training.run import RunDirectory
-    from reluformer.translation.corpus import read_documents
+    from reluformer.translation.corpus import MANIFEST, PreparedCorpus, read_documents
     from reluformer.translation.recipe import Recipe
 
     data = RunDirectory(run).recipe(Recipe).data
@@ -420,6 +420,8 @@ def read_split(run: Path, split: Split, limit: int | None = None) -> tuple[list[
         raise ArgumentError(f"{run}: its recipe names no {split} split; {hint}")
     languages = (data.source_lang, data.target_lang)
     stream = read_documents(source, limits=data.limits, languages=languages, split=split)
+    if not all(file.exists() for file in source.files) and (run / "data" / MANIFEST).is_file():
+        stream = PreparedCorpus(run / "data").documents(split)  # the run was moved; its corpus keeps these texts
     documents = list(islice(stream, limit))
     if not documents:
         raise DataError(f"{run}: the {split} split of its recipe holds no documents")

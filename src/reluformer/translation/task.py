@@ -27,7 +27,7 @@ from reluformer.training.objective import LossSums, Objective
 from reluformer.training.progress import TrainingProgress
 from reluformer.training.run import RunDirectory
 from reluformer.training.task import Evaluate
-from reluformer.translation.batches import Batch, BatchPlan, collate, sorted_batches
+from reluformer.translation.batches import Batch, BatchPlan, SourceWeights, collate, sorted_batches
 from reluformer.translation.corpus import PreparedCorpus, prepare
 from reluformer.translation.joins import RandomJoins, Segments
 from reluformer.translation.recipe import Recipe
@@ -105,7 +105,10 @@ class TranslationTask:
     def prepare(self, report: Callable[[str], None]) -> None:
         """Prepares the corpus, unless it is prepared already."""
         report(f"preparing the corpus in {self.data}, unless it is there already")
-        if found := prepare(self.recipe.data, self.data).report():
+        summary = prepare(self.recipe.data, self.data)
+        if summary.missing is not None:
+            report(f"{summary.missing} is not there any more; using the corpus as it was prepared in {self.data}")
+        if found := summary.report():
             report(found)
 
     def fingerprint(self) -> dict[str, Any]:
@@ -120,8 +123,11 @@ class TranslationTask:
     def training_data(self, rank: int, world: int) -> TrainingBatches:
         """Returns the batches of all updates."""
         store, how, training = self.corpus.store("train"), self.recipe.data.segments, self.recipe.training
+        sources = self.recipe.data.splits["train"].sources
+        counts = self.corpus.summary.splits["train"].segments_by_source
+        weights = [(count, source.weight) for count, source in zip(counts, sources, strict=True)]
         if how.join_documents != "random":
-            return TrainingBatches(store, training, rank, world)
+            return TrainingBatches(store, training, rank, world, weights)
         joins = RandomJoins(store, int(how.segment_tokens), training.seed, how.lone_sentences)
         return TrainingBatches(joins, training, rank, world)
 
@@ -220,10 +226,18 @@ class TrainingBatches:
     then found by planning the epochs before it, which takes a fraction of a second each.
     """
 
-    def __init__(self, segments: Segments | RandomJoins, config: TrainingConfig, rank: int = 0, world: int = 1) -> None:
+    def __init__(
+        self,
+        segments: Segments | RandomJoins,
+        config: TrainingConfig,
+        rank: int = 0,
+        world: int = 1,
+        weights: SourceWeights = (),
+    ) -> None:
         self._segments = segments
         self._config = config
         self._rank, self._world = rank, world
+        self._weights = weights
         self._ends: list[int] = []
         self._epoch: tuple[int, Segments, BatchPlan] | None = None
         first = self._planned(0)
@@ -231,12 +245,12 @@ class TrainingBatches:
 
     @property
     def batches_per_epoch(self) -> int:
-        """Batches in which every segment occurs once; of random joins, in the first epoch."""
+        """Batches in which every segment occurs once, or as often as its weight says; of random joins, at first."""
         return self._steps_per_epoch
 
     @property
     def updates_per_epoch(self) -> float:
-        """Updates in which every segment occurs once; of random joins, in the first epoch."""
+        """Updates in which every segment occurs once, or as often as its weight says; of random joins, at first."""
         return self._steps_per_epoch / self._config.accumulate
 
     @property
@@ -273,7 +287,8 @@ class TrainingBatches:
         if self._epoch is None or (joins and self._epoch[0] != epoch):
             segments = self._segments.epoch(epoch) if isinstance(self._segments, RandomJoins) else self._segments
             tokens = self._config.tokens_per_batch * self._world
-            plan = BatchPlan(segments.source_lengths, segments.target_lengths, tokens, self._config.seed)
+            lengths = (segments.source_lengths, segments.target_lengths)
+            plan = BatchPlan(*lengths, tokens, self._config.seed, self._weights)
             self._epoch = (epoch, segments, plan)
         return self._epoch[2]
 

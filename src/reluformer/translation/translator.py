@@ -6,6 +6,7 @@ decoding: it scores translations that are given.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, overload
 
 import torch
 
-from reluformer.errors import ArgumentError, StorageError
+from reluformer.errors import ArgumentError, StorageError, UnfinishedRunWarning
 from reluformer.models import storage
 from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.training.run import RunDirectory, find_run, refuse_folder_of_runs
@@ -55,7 +56,7 @@ def load_run(directory: str | Path, device: str | torch.device = "cpu", **decodi
 
     Args:
         directory: A run, or its `best/`. A folder of runs, such as that of `make demo`, stands for the run
-            called `reluformer` in it.
+            called `reluformer` in it. An unfinished run has its best weights so far, and a warning says so.
         device: The device that the model computes on.
         **decoding: Keys of `DecodingConfig` that differ from the run's recipe, such as `beam=1`.
 
@@ -70,6 +71,10 @@ def load_run(directory: str | Path, device: str | torch.device = "cpu", **decodi
     if run.is_onnx:
         raise StorageError(f"{directory}: an ONNX export, not a run; reluformer.load opens it")
     refuse_folder_of_runs(directory)
+    if (note := run.weights_note) is not None:
+        warnings.warn(note, UnfinishedRunWarning, stacklevel=2)
+    run = RunDirectory(run.model)
+    directory = run.path
     model = ReLUFormer.load(directory)
     if not (run.tokenizer / "tokenizer.json").is_file():
         raise StorageError(

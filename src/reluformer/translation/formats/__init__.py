@@ -11,7 +11,7 @@ groups the same sentences by document, for models that read across sentences.
 plain      running text, aligned text with one sentence a line, and the files of all formats
 markdown   CommonMark with tables
 html       pages
-tabular    TSV and JSON lines
+tabular    TSV, CSV and JSON lines
 bilingual  TMX, XLIFF and PO
 skeleton   text units, the skeleton that they are put back into, and the spans that no model may touch
 """
@@ -41,11 +41,11 @@ from reluformer.translation.formats.skeleton import (
     TextUnit,
     fill_all,
 )
-from reluformer.translation.formats.tabular import Jsonl, Tsv
+from reluformer.translation.formats.tabular import Csv, Jsonl, Tsv
 from reluformer.translation.splitters import Splitter
 
 _FORMATS: dict[str, type[TextFormat]] = {
-    kind.name: kind for kind in (PlainText, Markdown, Html, AlignedText, Jsonl, Tsv, Tmx, Xliff, Po)
+    kind.name: kind for kind in (PlainText, Markdown, Html, AlignedText, Jsonl, Tsv, Csv, Tmx, Xliff, Po)
 }
 
 
@@ -100,6 +100,7 @@ __all__ = [
     "AlignedText",
     "BilingualFormat",
     "CorpusFormat",
+    "Csv",
     "FillReport",
     "Html",
     "Jsonl",

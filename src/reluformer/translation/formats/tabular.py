@@ -1,4 +1,4 @@
-"""Tabular formats: a line holds one sentence pair (TSV) or one document (JSON lines)."""
+"""Tabular formats: a row holds one sentence pair (TSV, CSV) or a line one document (JSON lines)."""
 
 from __future__ import annotations
 
@@ -92,6 +92,158 @@ def _tsv_pairs(path: Path, most_bytes: int) -> Iterator[SentencePair | None]:
             yield SentencePair(number, *columns)
         else:
             raise DataError(f"{path}:{number}: expected source<TAB>target, got {len(columns)} columns")
+
+
+class _CsvUnit(TextUnit):
+    """The translation goes into a cell of its own, in quotes where it needs them."""
+
+    def fill(self, translation: str, report: FillReport | None = None) -> str:
+        super().fill(translation, report)
+        cell = on_one_line(translation)
+        return '"' + cell.replace('"', '""') + '"' if any(sign in cell for sign in ',"') else cell
+
+
+class Csv(CorpusFormat):
+    """CSV has the source in the first column; rows without text part documents.
+
+    Commas part the cells. A cell in double quotes may hold commas, line breaks and doubled quotes. A first row that
+    names its columns, such as `source,target` or `en,de`, is a heading and no text. The translation goes into the
+    second column where that is empty, else into a new last column. A corpus has exactly two columns.
+    """
+
+    name = "csv"
+    suffixes = (".csv",)
+
+    def skeleton(self, text: str) -> Skeleton:
+        parts: list[TextPart] = []
+        groups = SentenceGroups()
+        row = _CsvRow(1)
+        mark = BYTE_ORDER_MARK if text.startswith(BYTE_ORDER_MARK) else ""
+        if mark:
+            parts.append(mark)
+        for number, line in enumerate(split_lines(text.removeprefix(mark)), 1):
+            row.add(line.body)
+            if row.is_open:
+                row.add_break(line.ending)
+                continue
+            self._add(row, line.ending, parts, groups)
+            row = _CsvRow(number + 1)
+        if row.is_open:
+            raise DataError(_unclosed(f"line {row.line}"))
+        return TextSkeleton(parts, groups.documents())
+
+    def _add(self, row: _CsvRow, ending: str, parts: list[TextPart], groups: SentenceGroups) -> None:
+        """Appends a row to the parts of a skeleton, and its sentence to the groups."""
+        sentence, raw = on_one_line(row.cells[0]), row.raw
+        if not sentence or self._is_heading(row):
+            parts.append(raw + ending)
+        elif len(row.cells) > 1 and not row.cells[1].strip():
+            parts += [raw[: row.ends[0] + 1], _CsvUnit(sentence, sentence), raw[row.ends[1] :] + ending]
+        else:
+            parts += [raw + ",", _CsvUnit(sentence, sentence), ending]
+        if not any(map(str.strip, row.cells)):
+            groups.add("")
+        elif sentence and not self._is_heading(row):
+            groups.add(sentence)
+
+    def read_corpus(self, files: Sequence[Path], assembler: DocumentAssembler) -> Iterator[Document]:
+        (path,) = files
+        most_bytes = 2 * assembler.limits.sentence_characters * UTF8_MOST_BYTES + 1
+        return assembler.documents(self._pairs(path, most_bytes), path)
+
+    def _pairs(self, path: Path, most_bytes: int) -> Iterator[SentencePair | None]:
+        row = _CsvRow(1)
+        for number, line in numbered_lines(path, most_bytes):
+            if row.is_open and (line is None or row.length > most_bytes):
+                raise DataError(_unclosed(f"{path}:{row.line}"))
+            if line is None:
+                yield SentencePair(number, None, None)
+            else:
+                row.add(decode_line(line, path, number))
+                if row.is_open:
+                    row.add_break("\n")
+                    continue
+                if not self._is_heading(row):
+                    yield _csv_pair(row, path)
+            row = _CsvRow(number + 1)
+        if row.is_open:
+            raise DataError(_unclosed(f"{path}:{row.line}"))
+
+    def _is_heading(self, row: _CsvRow) -> bool:
+        names = [cell.strip().lower() for cell in row.cells[:2]]
+        sides = ({"source", "src", self.source.lower()}, {"target", "tgt", self.target.lower()})
+        return row.line == 1 and all(name in side for name, side in zip(names, sides, strict=False))
+
+
+class _CsvRow:
+    """A row that is read line by line, in time proportional to its length."""
+
+    def __init__(self, line: int) -> None:
+        self.line = line
+        """The number of its first line."""
+        self.is_open = False
+        """Whether a quoted cell has not ended yet, so that the row continues on the next line."""
+        self.length = 0
+        self.ends: list[int] = []
+        """Where each cell ends in `raw`."""
+        self._lines: list[str] = []
+        self._cells: list[list[str]] = [[]]
+
+    @property
+    def cells(self) -> list[str]:
+        return ["".join(pieces) for pieces in self._cells]
+
+    @property
+    def raw(self) -> str:
+        return "".join(self._lines)
+
+    def add_break(self, ending: str) -> None:
+        """Adds a line break inside of a quoted cell."""
+        self._cells[-1].append(ending)
+        self._lines.append(ending)
+        self.length += len(ending)
+
+    def add(self, line: str) -> None:
+        """Adds a line without its ending."""
+        place, begins = 0, not self.is_open
+        while place < len(line) or begins:
+            if begins and line[place : place + 1] == '"':
+                self.is_open, begins, place = True, False, place + 1
+            elif self.is_open:
+                quote = line.find('"', place)
+                stop = len(line) if quote < 0 else quote
+                doubled = quote >= 0 and line[quote + 1 : quote + 2] == '"'
+                self._cells[-1].append(line[place : stop + doubled])
+                place = stop + 2 if doubled else stop + 1
+                self.is_open = quote < 0 or doubled
+            else:
+                comma = line.find(",", place)
+                stop = len(line) if comma < 0 else comma
+                self._cells[-1].append(line[place:stop])
+                place, begins = stop + 1, comma >= 0
+                if begins:
+                    self.ends.append(self.length + stop)
+                    self._cells.append([])
+        self._lines.append(line)
+        self.length += len(line)
+        if not self.is_open:
+            self.ends.append(self.length)
+
+
+def _csv_pair(row: _CsvRow, path: Path) -> SentencePair | None:
+    cells = row.cells
+    if not any(map(str.strip, cells)):
+        return None
+    if len(cells) != 2:
+        raise DataError(
+            f"{path}:{row.line}: expected source,target, got {len(cells)} columns; a text with a comma needs quotes, "
+            "and columns that are parted by tabs need the name .tsv"
+        )
+    return SentencePair(row.line, on_one_line(cells[0]), on_one_line(cells[1]))
+
+
+def _unclosed(place: str) -> str:
+    return f"{place}: a cell in quotes that begins here does not end; close it, and double the quotes of the text"
 
 
 class Jsonl(CorpusFormat):
