@@ -102,6 +102,18 @@ def test_every_epoch_and_every_seed_joins_anew() -> None:
     assert pairs(RandomJoins(units, 64, 0), 1) == epochs[1]
 
 
+def test_lengths_from_the_shortest_to_the_longest_have_equal_shares_of_each_doubling() -> None:
+    units = captions(20_000)
+    epoch = RandomJoins(units, 256, seed=0, shortest=32).epoch(0)
+    lengths = epoch.source_lengths
+    assert lengths.max() <= 256
+    shares = [np.mean((low < lengths) & (lengths <= 2 * low)) for low in (32, 64, 128)]
+    assert all(0.25 < share < 0.42 for share in shares)
+    assert np.mean(lengths <= 32) < 0.15
+    assert epoch.source_lengths.sum() == units.source_lengths.sum()
+    assert RandomJoins(units, 256, seed=0, shortest=32).epoch(1).source_lengths.tolist() != lengths.tolist()
+
+
 def test_lengths_are_those_of_the_pairs() -> None:
     epoch = RandomJoins(captions(), 64, seed=0, lone=0.2).epoch(3)
     assert epoch.source_lengths.tolist() == [len(epoch[number].source) for number in range(len(epoch))]
@@ -218,15 +230,17 @@ def test_joins_of_text_keep_whole_documents(corpus: PreparedCorpus) -> None:
 
 
 def test_training_joins_by_the_recipe(corpus: PreparedCorpus) -> None:
-    recipe = Recipe(data=data(lone_sentences=0.5), training=TrainingConfig(tokens_per_batch=256, seed=7))
+    recipe = Recipe(
+        data=data(lone_sentences=0.5, join_shortest=32), training=TrainingConfig(tokens_per_batch=256, seed=7)
+    )
     found = TranslationTask(recipe, corpus.directory).training_data(0, 1)
-    expected = TrainingBatches(RandomJoins(corpus.store("train"), 128, 7, 0.5), recipe.training)
+    expected = TrainingBatches(RandomJoins(corpus.store("train"), 128, 7, 0.5, 32), recipe.training)
     assert torch.equal(found.batches(5)[0].source, expected.batches(5)[0].source)
 
 
 def test_a_recipe_without_random_joins_keeps_its_identity() -> None:
     plain = DataConfig(train=CorpusSource(embedded={}))
-    assert "join_seed" not in plain.identity()["segments"]
+    assert not {"join_seed", "join_shortest"} & plain.identity()["segments"].keys()
     assert data(join_seed=1).identity()["segments"]["join_seed"] == 1
 
 
@@ -234,6 +248,8 @@ def test_a_recipe_without_random_joins_keeps_its_identity() -> None:
     ("options", "message"),
     [
         ({"join_documents": True, "join_seed": 1}, "join_documents: random"),
+        ({"join_documents": True, "join_shortest": 32}, "join_documents: random"),
+        ({"join_documents": "random", "segment_tokens": 64, "join_shortest": 65}, "segment_tokens"),
         ({"join_documents": "random", "join_across_groups": True}, "join_documents: true"),
         ({"join_documents": "random", "segment_tokens": "sentence"}, "longer than a sentence"),
     ],

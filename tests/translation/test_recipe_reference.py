@@ -27,6 +27,7 @@ SPLIT = {"path": "data/valid.jsonl"}
 COMPANIONS: dict[str, dict[str, Any]] = {
     "data.segments.join_across_groups": {"data.segments.join_documents": True},
     "data.segments.join_seed": {"data.segments.join_documents": "random"},
+    "data.segments.join_shortest": {"data.segments.join_documents": "random"},
     "data.train.format": {"data.train.path": "a.po"},
     "data.valid.format": {"data.valid.path": "a.po"},
     "data.test.format": {"data.test.path": "a.po"},

@@ -493,7 +493,7 @@ def _prepare_split(
     joins = how.join_documents == "random"
     cuts = how
     if joins:  # training joins the train split itself, anew each epoch
-        cuts = how.replace(join_documents=False, join_seed=0, lone_sentences=0.0)
+        cuts = how.replace(join_documents=False, join_seed=0, join_shortest=None, lone_sentences=0.0)
     checks = _checks(config, split, summary)
 
     def segments() -> Iterator[Segment]:

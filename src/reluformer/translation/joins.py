@@ -22,7 +22,7 @@ from reluformer.translation.document import Document
 from reluformer.translation.segments import EncodedDocument, Tokens, encode_documents
 from reluformer.translation.tokenizer import END, SEPARATOR, Tokenizer
 
-_ENTROPY_OF_JOINS = 1  # the batches of the same seed and epoch draw other numbers
+_ENTROPY_OF_JOINS, _ENTROPY_OF_LIMITS = 1, 2  # the batches of the same seed and epoch draw other numbers
 
 
 def random_order(count: int, *seeds: int) -> Indices:
@@ -32,14 +32,23 @@ def random_order(count: int, *seeds: int) -> Indices:
     return np.argsort(bits.random_raw(count), kind="stable").astype(np.int64)
 
 
-def fill(source_lengths: Lengths, target_lengths: Lengths, order: Sequence[int] | Indices, most: int) -> list[Indices]:
+def random_limits(count: int, shortest: int, most: int, *seeds: int) -> Indices:
+    """Returns lengths from `shortest` to `most`, drawn evenly on a logarithmic scale, (count,)."""
+    bits = np.random.PCG64(np.random.SeedSequence([*seeds, _ENTROPY_OF_LIMITS]))
+    shares = (bits.random_raw(count) >> np.uint64(11)) / 2.0**53
+    return np.floor(shortest * ((most + 1) / shortest) ** shares).astype(np.int64)
+
+
+def fill(
+    source_lengths: Lengths, target_lengths: Lengths, order: Sequence[int] | Indices, most: int | Indices
+) -> list[Indices]:
     """Puts texts together in the given order, as long as neither side has more than `most` tokens.
 
     Args:
         source_lengths: Source tokens of every text with its end, (N,).
         target_lengths: Target tokens of every text with its end, (N,).
         order: The numbers of the texts to join, in the order of the joins.
-        most: The most tokens of a join on either side. A longer text stands alone.
+        most: The most tokens of a join on either side, or of each join, (N,). A longer text stands alone.
 
     Returns:
         The numbers of the texts of each join. Together they are `order`.
@@ -51,10 +60,11 @@ def fill(source_lengths: Lengths, target_lengths: Lengths, order: Sequence[int] 
     """
     order = np.asarray(order, dtype=np.int64)
     sources, targets = (np.asarray(side)[order].tolist() for side in (source_lengths, target_lengths))
+    limits = np.broadcast_to(most, len(order)).tolist()
     cuts, source, target = [0], 0, 0
     for place, (s, t) in enumerate(zip(sources, targets, strict=True)):
         source, target = source + s, target + t
-        if place > cuts[-1] and max(source, target) > most:
+        if place > cuts[-1] and max(source, target) > limits[len(cuts) - 1]:
             cuts.append(place)
             source, target = s, t
     return [order[start:end] for start, end in pairwise([*cuts, len(order)])] if len(order) else []
@@ -122,6 +132,7 @@ class RandomJoins:
         most: The most tokens of a join on either side.
         seed: Another seed gives other joins.
         lone: The share of the units that an epoch cuts into single sentences instead.
+        shortest: Joins get lengths from this one up to `most`; None makes all as long as possible.
 
     Example:
         >>> import numpy as np
@@ -133,21 +144,24 @@ class RandomJoins:
         2
     """
 
-    def __init__(self, units: Segments, most: int, seed: int, lone: float = 0.0) -> None:
+    def __init__(self, units: Segments, most: int, seed: int, lone: float = 0.0, shortest: int | None = None) -> None:
         self._units = units
-        self._most, self._seed, self._lone = most, seed, lone
+        self._most, self._seed, self._lone, self._shortest = most, seed, lone, shortest
 
     def epoch(self, number: int) -> JoinedEpoch:
         """Returns the joins of an epoch, counted from 0; every unit occurs in it once."""
         order = random_order(len(self._units), self._seed, number)
         lone = round(self._lone * len(order))
-        return JoinedEpoch(self._units, order[:lone], order[lone:], self._most)
+        most: int | Indices = self._most
+        if self._shortest is not None:
+            most = random_limits(len(order) - lone, self._shortest, self._most, self._seed, number)
+        return JoinedEpoch(self._units, order[:lone], order[lone:], most)
 
 
 class JoinedEpoch:
     """The pairs of one epoch: first the sentences that stand alone, then the joins."""
 
-    def __init__(self, units: Segments, lone: Indices, joined: Indices, most: int) -> None:
+    def __init__(self, units: Segments, lone: Indices, joined: Indices, most: int | Indices) -> None:
         self._units = units
         sources, targets = np.asarray(units.source_lengths), np.asarray(units.target_lengths)
         self._sentences = [pair for number in lone for pair in _sentences(units[int(number)])]

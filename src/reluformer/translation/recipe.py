@@ -196,6 +196,9 @@ class SegmentConfig(Config):
     join_seed: int = Field(default=0, ge=0, le=2**63 - 1, examples=[1])
     """Another seed gives other random joins of the valid and test splits. Those of the train split follow
     `training.seed`."""
+    join_shortest: int | None = Field(default=None, ge=8, le=10**6, examples=[32])
+    """Random joins of the train split get lengths from so many tokens up to `segment_tokens`, drawn evenly on a
+    logarithmic scale, as short joins are learned first. Unset: all are as long as possible."""
     lone_sentences: float = Field(default=0.0, ge=0, le=1, examples=[0.1])
     """Share of the train split's documents that are cut into single sentences, so that a model
     of documents learns to translate a sentence alone, too. Random joins draw them anew each epoch."""
@@ -216,6 +219,11 @@ class SegmentConfig(Config):
             raise ValueError("join_across_groups does nothing without join_documents: true")
         if self.join_seed and self.join_documents != "random":
             raise ValueError("join_seed does nothing without join_documents: random")
+        if self.join_shortest is not None:
+            if self.join_documents != "random":
+                raise ValueError("join_shortest does nothing without join_documents: random")
+            if self.join_shortest > int(self.segment_tokens):
+                raise ValueError(f"join_shortest={self.join_shortest} exceeds segment_tokens; lower it")
         return self
 
 
@@ -316,8 +324,9 @@ class DataConfig(Config):
         values = self.model_dump(mode="json", exclude=weights)
         if self.filters == FilterConfig():
             del values["filters"]
-        if not self.segments.join_seed:
-            del values["segments"]["join_seed"]
+        for key in ("join_seed", "join_shortest"):
+            if not values["segments"][key]:
+                del values["segments"][key]
         return values
 
     def resolved(self) -> Self:

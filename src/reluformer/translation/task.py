@@ -128,7 +128,7 @@ class TranslationTask:
         weights = [(count, source.weight) for count, source in zip(counts, sources, strict=True)]
         if how.join_documents != "random":
             return TrainingBatches(store, training, rank, world, weights)
-        joins = RandomJoins(store, int(how.segment_tokens), training.seed, how.lone_sentences)
+        joins = RandomJoins(store, int(how.segment_tokens), training.seed, how.lone_sentences, how.join_shortest)
         return TrainingBatches(joins, training, rank, world)
 
     def validation_data(self, rank: int, world: int) -> ValidationBatches | None:
