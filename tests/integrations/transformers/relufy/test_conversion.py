@@ -10,7 +10,7 @@ import torch
 
 from reluformer import rules
 from reluformer.errors import ArgumentError
-from reluformer.integrations.transformers.relufy.conversion import relufy
+from reluformer.integrations.transformers.relufy.conversion import LevelTrial, relufy, search_level
 from reluformer.integrations.transformers.relufy.distillation import Distillation
 from reluformer.integrations.transformers.relufy.reluformer_family import ReLUFormerFamily
 
@@ -257,3 +257,47 @@ def test_minutes_end_a_distillation(bert, word_tokenizer, sentences):
     options = Distillation(steps=None, minutes=1e-6, batch_tokens=128)
     _, report = relufy(bert, sentences, tokenizer=word_tokenizer, distillation=options, max_length=16)
     assert [log.steps for log in report.distillation.values()] == [1, 1]
+
+
+class TestTargets:
+    @pytest.mark.parametrize(("rule", "option"), [("relu_chance", "chance"), ("relu_exp", "threshold")])
+    def test_the_level_is_raised_until_there_are_enough_zeros(self, make_translator, tokenizer, pairs, rule, option):
+        options = dict(tokenizer=tokenizer, rule=rule, distillation=None, max_length=48)
+        student, report = relufy(make_translator(), pairs, zeros=0.6, **options)
+        assert report.target_reached and report.stages["calibrated"].mean_zero_share >= 0.6
+        values = [trial.value for trial in report.search]
+        assert values == sorted(values) and {trial.option for trial in report.search} == {option}
+        assert getattr(student.config.cross_attention, option) in values
+        assert "zeros" in str(report) and report.to_dict()["search"][0]["option"] == option
+
+    def test_of_the_levels_within_the_loss_the_one_with_most_zeros_is_taken(self, make_translator, tokenizer, pairs):
+        options = dict(tokenizer=tokenizer, rule="relu_exp", distillation=None, max_length=48)
+        _, report = relufy(make_translator(), pairs, loss=0.02, **options)
+        taken = report.stages["calibrated"].mean_zero_share
+        assert report.target_reached
+        assert taken == pytest.approx(max(trial.zeros for trial in report.search if trial.loss <= 0.02))
+
+    def test_a_target_out_of_reach_takes_the_nearest_and_says_so(self):
+        def trial(value):
+            return LevelTrial("threshold", value, zeros=0.1 * value, loss=value)
+
+        tried, best, reached = search_level(trial, (0.0, 1.0), zeros=0.9, loss=None)
+        assert not reached and best == tried[-1]
+        tried, best, reached = search_level(trial, (1.0, 2.0), zeros=None, loss=0.5)
+        assert not reached and best == tried[0]
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            (dict(zeros=0.5, loss=0.1, rule="relu_exp"), "two targets; give one"),
+            (dict(zeros=1.5, rule="relu_exp"), "zeros must lie between 0 and 1, got 1.5"),
+            (dict(zeros=0.5, rule="relu"), "rule 'relu' has no level to search"),
+        ],
+    )
+    def test_targets_that_make_no_sense_are_refused(self, make_translator, tokenizer, pairs, given, message):
+        with pytest.raises(ArgumentError, match=message):
+            relufy(make_translator(), pairs, tokenizer=tokenizer, **given)
+
+    def test_models_of_transformers_take_no_target(self, bert, word_tokenizer, sentences):
+        with pytest.raises(ArgumentError, match="knows its rule by the name alone"):
+            relufy(bert, sentences, tokenizer=word_tokenizer, rule="relu_exp", zeros=0.5)

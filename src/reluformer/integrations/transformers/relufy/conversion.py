@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -14,7 +15,7 @@ from torch import nn
 from reluformer import rules
 from reluformer.errors import ArgumentError, StorageError
 from reluformer.files import write_json
-from reluformer.integrations.transformers.relufy.calibration import HeadScores, calibrate, relu_rule
+from reluformer.integrations.transformers.relufy.calibration import HeadFit, HeadScores, calibrate, relu_rule
 from reluformer.integrations.transformers.relufy.distillation import Distillation, OnUpdate, PhaseLog, distil
 from reluformer.integrations.transformers.relufy.family import CalibrationTexts, Family
 from reluformer.models import storage
@@ -31,6 +32,10 @@ Model = TypeVar("Model", bound=nn.Module)
 StudentMeasure = Callable[[nn.Module], Mapping[str, float]]
 HELD_OUT = 10
 """Every tenth text is held out if the caller gives none, and if there are at least ten."""
+TRIALS = 7
+"""How many levels a search for a target tries: each halves the range."""
+LEVELS = {"chance": (0.0, 1.0), "threshold": (-4.0, 4.0)}
+"""The options that raise the level of a rule's rows, and their range in a search."""
 FORMAT = 1
 REPORT = "relufy.json"
 
@@ -50,6 +55,19 @@ class StageReport:
     def mean_zero_share(self) -> float:
         """The mean over all attentions."""
         return sum(self.zero_share.values()) / max(1, len(self.zero_share))
+
+
+@dataclass(frozen=True)
+class LevelTrial:
+    """One calibrated student of a search for a target, on texts that were held out."""
+
+    option: str
+    """The option of the rule that was varied, `chance` or `threshold`."""
+    value: float
+    zeros: float
+    """The mean share of weights that are exactly zero."""
+    loss: float
+    """The rise of the loss over the teacher's, relative to it."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +91,9 @@ class RelufyReport:
     settings: dict[str, Any]
     teacher: dict[str, float] = field(default_factory=dict)
     """The results of the caller's own `measure` for the teacher."""
+    search: list[LevelTrial] = field(default_factory=list)
+    """The students that were tried to reach a target, by their level."""
+    target_reached: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the report as plain data for JSON."""
@@ -82,7 +103,13 @@ class RelufyReport:
         return content
 
     def __str__(self) -> str:
-        return "\n".join([*self._head(), "", *self._table(), "", *self._layers()])
+        searched = ["", *self._curve()] if self.search else []
+        return "\n".join([*self._head(), *searched, "", *self._table(), "", *self._layers()])
+
+    def _curve(self) -> list[str]:
+        lines = [f"{self.search[0].option:>10}{'zeros':>9}{'loss':>9}"]
+        lines += [f"{trial.value:10.3f}{trial.zeros:9.3f}{trial.loss:+9.4f}" for trial in self.search]
+        return lines if self.target_reached else [*lines, "no level reached the target; the nearest was taken"]
 
     def _head(self) -> list[str]:
         times = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in self.seconds.items())
@@ -116,6 +143,8 @@ def relufy(
     *,
     tokenizer: Any,
     rule: str | Rule = "relu",
+    zeros: float | None = None,
+    loss: float | None = None,
     calibrate_on: int = 256,
     distillation: Distillation | None = Distillation(),  # noqa: B008
     held_out: CalibrationTexts | None = None,
@@ -130,6 +159,10 @@ def relufy(
         calibration_texts: Strings for an encoder, (source, target) pairs for an encoder-decoder.
         tokenizer: The tokenizer of the model.
         rule: A rule of the ReLU family or of centred scores, such as "relu" or "relu_exp".
+        zeros: The share of zeros that the student should have on the held-out texts, such as 0.9. The level of a rule
+            of centred scores is searched for it, with a calibrated student for each trial.
+        loss: Instead, the most that the loss of a translator may rise over its teacher's, such as 0.01 for one
+            percent. The level with the most zeros within it is taken.
         calibrate_on: The number of texts that fit scales and offsets, spread over all texts.
         distillation: The settings of distillation, which uses all texts; None skips it.
         held_out: The texts of the report; default: every tenth of `calibration_texts`.
@@ -141,9 +174,10 @@ def relufy(
         The student, which is a copy of the model, and a report.
 
     Raises:
-        ArgumentError: The model, the rule, the tokenizer or the texts do not fit.
+        ArgumentError: The model, the rule, the target, the tokenizer or the texts do not fit.
     """
     chosen = relu_rule(rule)
+    option = _searched_option(model, chosen, zeros, loss)
     family = _family(model, tokenizer, chosen, max_length)
     batch_tokens = max(max_length, distillation.batch_tokens if distillation else max_length * 16)
     used, kept = _split(calibration_texts, held_out)
@@ -152,6 +186,22 @@ def relufy(
     watch = _Stopwatch()
     stages: dict[str, StageReport] = {}
     logs: dict[str, PhaseLog] = {}
+    trials: list[LevelTrial] = []
+    reached = True
+
+    def fit() -> dict[str, HeadFit]:
+        return calibrate(
+            lambda: (family.reads(family.teacher, batch) for batch in fitted.in_order()), family.rule, family.can_centre
+        )
+
+    def trial(value: float) -> LevelTrial:
+        assert option is not None
+        family.rule = replace(chosen, **{option: value})
+        candidate = family.student()
+        family.install(candidate, fit())
+        shares = family.zero_shares(candidate, apart.in_order())
+        rise = _rise(family.compare(candidate, apart.in_order()))
+        return LevelTrial(option, value, sum(shares.values()) / max(1, len(shares)), rise)
 
     def stage(name: str) -> None:
         stages[name] = StageReport(
@@ -161,13 +211,15 @@ def relufy(
         )
 
     with family.teaching():
+        if option is not None:
+            with watch.over("search"):
+                trials, best, reached = search_level(trial, LEVELS[option], zeros, loss)
+            family.rule = replace(chosen, **{option: best.value})
         student = family.student()
         about_teacher = dict(measure(family.teacher)) if measure is not None else {}
         stage("swapped")
         with watch.over("calibration"):
-            fits = calibrate(
-                lambda: (family.reads(family.teacher, batch) for batch in fitted.in_order()), chosen, family.can_centre
-            )
+            fits = fit()
             family.install(student, fits)
         stage("calibrated")
         if distillation is not None:
@@ -177,7 +229,7 @@ def relufy(
             stage("distilled")
     counts = {"calibration": len(fitted.examples), "distillation": len(examples.examples) if distillation else 0}
     report = RelufyReport(
-        rule=rules.spec(chosen),
+        rule=rules.spec(family.rule),
         model=type(model).__name__,
         attentions=len(fits),
         texts={**counts, "held_out": len(apart.examples)},
@@ -188,8 +240,65 @@ def relufy(
         cpu_seconds=watch.cpu_seconds,
         settings={"max_length": max_length, **(asdict(distillation) if distillation else {})},
         teacher=about_teacher,
+        search=trials,
+        target_reached=reached,
     )
     return cast(Model, student), report
+
+
+def _searched_option(model: nn.Module, rule: Rule, zeros: float | None, loss: float | None) -> str | None:
+    """Returns the option of the rule that a search for the target varies, or None if there is no target."""
+    if zeros is None and loss is None:
+        return None
+    if zeros is not None and loss is not None:
+        raise ArgumentError("zeros and loss are two targets; give one of them")
+    for name, target in (("zeros", zeros), ("loss", loss)):
+        if target is not None and not 0 < target < 1:
+            raise ArgumentError(f"{name} must lie between 0 and 1, got {target}")
+    if not isinstance(model, ReLUFormer):
+        raise ArgumentError(
+            "a target of zeros or loss sets options of the rule, and a model of transformers knows its rule by the "
+            "name alone; leave the target out"
+        )
+    if not isinstance(rule, rules.RowCentered):
+        raise ArgumentError(f"rule '{rule.name}' has no level to search; use relu_exp or relu_chance")
+    return "chance" if rule.chance else "threshold"
+
+
+def _rise(agreement: Mapping[str, float]) -> float:
+    """Returns how much the loss is above the teacher's, relative to it."""
+    return math.log(agreement["perplexity"]) / math.log(agreement["teacher_perplexity"]) - 1
+
+
+def search_level(
+    trial: Callable[[float], LevelTrial], between: tuple[float, float], zeros: float | None, loss: float | None
+) -> tuple[list[LevelTrial], LevelTrial, bool]:
+    """Halves a range of levels until the target is met closely; zeros and loss both rise with the level.
+
+    Args:
+        trial: Builds and measures the student of one level.
+        between: The lowest and the highest level.
+        zeros: The share of zeros to reach; or
+        loss: the rise of the loss to stay within.
+
+    Returns:
+        All trials by level, the one to take, and whether it meets the target: of those that do, the one with the least
+        loss for a target of zeros, and the one with the most zeros for a target of loss.
+    """
+    low, high = between
+    tried: list[LevelTrial] = []
+    for _ in range(TRIALS):
+        found = trial((low + high) / 2)
+        tried.append(found)
+        too_low = found.zeros < zeros if zeros is not None else found.loss <= (loss or 0.0)
+        low, high = (found.value, high) if too_low else (low, found.value)
+    meeting = [t for t in tried if (t.zeros >= zeros if zeros is not None else t.loss <= (loss or 0.0))]
+    lowest, highest = min(tried, key=lambda t: t.value), max(tried, key=lambda t: t.value)
+    if zeros is not None:
+        best = min(meeting, key=lambda t: t.loss) if meeting else highest
+    else:
+        best = max(meeting, key=lambda t: t.zeros) if meeting else lowest
+    return sorted(tried, key=lambda t: t.value), best, bool(meeting)
 
 
 class _Stopwatch:

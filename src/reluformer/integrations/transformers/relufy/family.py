@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from reluformer.errors import ArgumentError
 from reluformer.integrations.transformers.relufy.calibration import HeadFit, ReadSample
+from reluformer.rules import Rule
 from reluformer.translation.batches import BatchPlan, sorted_batches
 
 CalibrationTexts = Sequence[str] | Sequence[tuple[str, str]]
@@ -148,6 +149,8 @@ class Family(ABC):
     """A teacher, its students, and access to the reads and states of both."""
 
     teacher: nn.Module
+    rule: Rule
+    """The rule of the students."""
 
     @abstractmethod
     def examples(self, texts: CalibrationTexts, batch_tokens: int) -> ExampleSet:
