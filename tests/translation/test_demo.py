@@ -14,6 +14,7 @@ from reluformer import load, rules
 from reluformer.cli import app
 from reluformer.config import load_yaml
 from reluformer.errors import StorageError
+from reluformer.kernels import cpu
 from reluformer.models.config import ModelConfig
 from reluformer.translation.demo import PAPER, SYSTEMS
 from reluformer.translation.recipe import Recipe
@@ -51,6 +52,15 @@ def test_results_hold_both_systems_and_what_the_readme_names(out: Path) -> None:
         assert "13a" in system["scores"]["bleu"]["signature"]
     assert results["systems"]["transformer"]["zero_fraction"] == 0
     assert results["systems"]["reluformer"]["zero_fraction"] > 10
+    assert results["systems"]["transformer"]["long_reads"] is None, "softmax has no zeros to skip"
+
+
+@pytest.mark.skipif(cpu.unavailable() is not None, reason=str(cpu.unavailable()))
+def test_the_reads_of_a_long_text_are_timed(out: Path) -> None:
+    results = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    reads = results["systems"]["reluformer"]["long_reads"]
+    assert reads["tokens"] == 1024 and 10 < reads["zeros"] < 100
+    assert min(reads["faster_than_dense"], reads["faster_than_softmax"], reads["milliseconds"]) > 0
 
 
 def test_the_folder_of_the_demo_loads_as_its_reluformer(out: Path) -> None:

@@ -178,6 +178,8 @@ def _score_tables(outcomes: Sequence[Outcome]) -> list[Table]:
         ("pronoun_accuracy_far_without_context", "  sentence by sentence, %"),
         ("term_accuracy", "terms kept, %"),
         ("zero_fraction", "exact zeros in attention, %"),
+        ("zeros_long", "  in the encoder at 1,024 tokens, %"),
+        ("faster_than_softmax", "  its training reads, times fused softmax"),
     ):
         scores.add_row(label, *("–" if f[key] is None else f"{f[key]:.1f}" for f in figures.values()))
     for rows in zip(*(outcome.scores.buckets for outcome in outcomes), strict=True):

@@ -14,22 +14,32 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
+from dataclasses import asdict, dataclass
+from itertools import cycle, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-from reluformer.errors import ReluformerError
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from reluformer import memory
+from reluformer.benchmarking import interleaved
+from reluformer.errors import ArgumentError, ReluformerError
+from reluformer.layers import TokenRead
 from reluformer.report_page import FONTS, inline_svg, page
 from reluformer.training.run import RunDirectory
 from reluformer.translation.corpus import CorpusSummary, PreparedCorpus, prepare
 from reluformer.translation.embedded import DiscourseScores, EmbeddedDocument, document_from_id, score_discourse
 from reluformer.translation.recipe import Recipe
 from reluformer.translation.scoring import Scores, score
+from reluformer.translation.tokenizer import SEPARATOR
 from reluformer.translation.translator import Translator, load_run
 
-LENGTH_BORDERS = (25, 50, 75)
-"""The borders count words of the reference; test documents have 2 to 16 sentences."""
+LENGTH_BORDERS = (50, 100, 200)
+"""The borders count words of the reference; test documents have 2 to 48 sentences."""
+LONG_TEXT = 1024
+"""Tokens of the text on which the reads of a trained encoder are timed."""
 # Okabe and Ito's colours, told apart by everyone; markers tell them apart in black and white.
 COLOURS = {"reluformer": "#D55E00", "transformer": "#0072B2", "paper": "#009E73"}
 MARKERS = {"reluformer": "o", "transformer": "s", "paper": "^"}
@@ -60,6 +70,20 @@ start near the 1 that the regulariser wants (0.56 sqrt(n) / γ for n = 50)."""
 
 
 @dataclass(frozen=True)
+class LongReads:
+    """What zeros save in the reads of a trained encoder: forward and backward pass on one long text."""
+
+    tokens: int
+    zeros: float
+    """Percent of the weights that are exactly zero."""
+    milliseconds: float
+    faster_than_dense: float
+    """How many times as fast as the same kernel without skipping."""
+    faster_than_softmax: float
+    """How many times as fast as PyTorch's fused softmax on the same queries, keys and values."""
+
+
+@dataclass(frozen=True)
 class Outcome:
     """A trained system, and its results on unseen documents."""
 
@@ -72,6 +96,8 @@ class Outcome:
     """The results of the same model when it reads sentence by sentence."""
     history: list[dict[str, Any]]
     telemetry: dict[str, Any]
+    long_reads: LongReads | None
+    """The reads of its encoder on a long text; None without the compiled library, or if it does not know the rule."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the figures as plain data, accuracies in percent."""
@@ -87,6 +113,10 @@ class Outcome:
             "term_accuracy": _percent(self.discourse.term.accuracy),
             "term_accuracy_without_context": _percent(self.without_context.term.accuracy),
             "zero_fraction": _percent(zero_fraction(self.telemetry)),
+            "long_reads": None if self.long_reads is None else asdict(self.long_reads),
+            "zeros_long": None if self.long_reads is None else self.long_reads.zeros,
+            "faster_than_dense": None if self.long_reads is None else self.long_reads.faster_than_dense,
+            "faster_than_softmax": None if self.long_reads is None else self.long_reads.faster_than_softmax,
             "scores": self.scores.to_dict(),
             "discourse": self.discourse.to_dict(),
             "discourse_without_context": self.without_context.to_dict(),
@@ -168,7 +198,72 @@ def evaluate_all(directory: Path, systems: Sequence[System] = SYSTEMS) -> Iterat
             without_context=score_discourse(documents, alone),
             history=run.log.events("valid"),
             telemetry=snapshots[-1]["reads"] if snapshots else {},
+            long_reads=time_long_reads(translator, [s for document in documents for s in document.document.src]),
         )
+
+
+def time_long_reads(translator: Translator, sentences: Sequence[str]) -> LongReads | None:
+    """Times the encoder's reads on `LONG_TEXT` tokens of text: with zeros skipped, without, and with softmax.
+
+    Args:
+        translator: The trained system.
+        sentences: The text, which is repeated if it is short.
+
+    Returns:
+        The timings, or None where the compiled library cannot read the rule.
+    """
+    rule = translator.model.config.encoder_attention
+    reads = _encoder_reads(translator, sentences)
+    try:
+        with torch.no_grad():
+            stats = [memory.read(q, k, v, rule, impl="cpu", return_stats=True)[1] for q, k, v in reads]
+    except ArgumentError:
+        return None
+
+    def trained(read: Callable[..., Tensor]) -> Callable[[], object]:
+        def call() -> None:
+            for qkv in reads:
+                out = read(*qkv)
+                torch.autograd.grad(out, qkv, out.detach())
+
+        return call
+
+    contestants = {
+        "skipping": trained(lambda q, k, v: memory.read(q, k, v, rule, impl="cpu")),
+        "dense": trained(lambda q, k, v: memory.read(q, k, v, rule, impl="cpu_dense")),
+        "softmax": trained(F.scaled_dot_product_attention),
+    }
+    times = {name: timing.median for name, timing in interleaved(contestants, repeats=9, seconds=3.0).items()}
+    return LongReads(
+        tokens=reads[0][0].size(2),
+        zeros=round(100 * float(torch.stack([s.zero_fraction.mean() for s in stats]).mean()), 2),
+        milliseconds=round(1e3 * times["skipping"], 2),
+        faster_than_dense=round(times["dense"] / times["skipping"], 2),
+        faster_than_softmax=round(times["softmax"] / times["skipping"], 2),
+    )
+
+
+def _encoder_reads(translator: Translator, sentences: Sequence[str]) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Returns queries, keys and values of every encoder layer for a text, (1, H, LONG_TEXT, d) each."""
+    encoded = translator.tokenizer.encode_batch(list(sentences))
+    tokens = list(islice(cycle(token for ids in encoded for token in (*ids, SEPARATOR)), LONG_TEXT))
+    reads: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def keep(module: nn.Module, given: tuple[Any, ...]) -> None:
+        q, slots = given[:2]
+        q, k, v = (part.detach().clone().requires_grad_() for part in (q, slots.keys, slots.values))
+        reads.append((q, k, v))
+
+    handles = [
+        m.register_forward_pre_hook(keep) for m in translator.model.encoder.modules() if isinstance(m, TokenRead)
+    ]
+    try:
+        with torch.no_grad():
+            translator.model.encode(torch.tensor([tokens]))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return reads
 
 
 def _sentence_by_sentence(translator: Translator, documents: Sequence[EmbeddedDocument]) -> list[list[str]]:
@@ -229,6 +324,9 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
     ("pronoun_accuracy_without_context", "… sentence by sentence", "% correct"),
     ("term_accuracy", "terms kept", "% correct"),
     ("zero_fraction", "attention weights that are exactly zero", "%"),
+    ("zeros_long", "… in the encoder, on a text of 1,024 tokens", "%"),
+    ("faster_than_dense", "training read of that text, times as fast as without skipping zeros", ""),
+    ("faster_than_softmax", "… times as fast as PyTorch's fused softmax", ""),
 )
 
 
