@@ -217,12 +217,14 @@ def test_memory_grows_with_the_length_not_with_its_square() -> None:
 
 
 @pytest.mark.parametrize("mode", cpu.MODES)
+@pytest.mark.parametrize("cap", [0.0, 1.5])
 @pytest.mark.parametrize("delta", [-1.0, 1.0])
-def test_the_operators_are_sound(delta: float, mode: str) -> None:
+def test_the_operators_are_sound(delta: float, cap: float, mode: str) -> None:
     q, k, v = (tensor.requires_grad_() for tensor in memory(10, 12))
     bias = torch.zeros(2, 2, 12, requires_grad=True)
-    options = (cpu.MODES[mode], True, False, 0.25, 0, False, 1.0, 0.5, delta)
-    arguments = (q, k, v, torch.ones(2, 12, dtype=torch.bool), None, bias, *options)
+    options = (cpu.MODES[mode], True, False, 0.25, 0, False, 1.0, 0.5, cap, delta)
+    rows = torch.zeros(2, 2, 10, requires_grad=True) if cap else None
+    arguments = (q, k, v, torch.ones(2, 12, dtype=torch.bool), rows, bias, *options)
     for operator in (torch.ops.reluformer.cpu_read, torch.ops.reluformer.cpu_read_stats):
         assert set(torch.library.opcheck(operator.default, arguments).values()) == {"SUCCESS"}
 

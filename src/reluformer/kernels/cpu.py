@@ -94,6 +94,8 @@ class NativeFormula(NamedTuple):
     """Whether log n is taken off the scores."""
     factor: float
     exponent: float
+    cap: float
+    """How far the best score of a row lies above its level at least; 0 where that is left to the scores."""
     delta: float
     """Negative where the weights are not divided."""
 
@@ -101,14 +103,15 @@ class NativeFormula(NamedTuple):
 def native_formula(formula: Formula) -> NativeFormula | None:
     """Return the numbers of `formula` for the library, or None if it has no such activation.
 
-    A level that is not log n itself is a bias of the rows, which `kernels.run` adds.
+    A level that is not log n itself is a bias of the rows, which `kernels.run` adds; its cap stays.
     """
     activation = ACTIVATIONS.get(formula.activation)
     if activation is None:
         return None
     delta = -1.0 if formula.delta is None else formula.delta
     log_n = formula.level is not None and formula.level == LOG_N
-    return NativeFormula(activation, log_n, formula.factor, formula.exponent, delta)
+    cap = 0.0 if formula.level is None or formula.level.cap is None else formula.level.cap
+    return NativeFormula(activation, log_n, formula.factor, formula.exponent, cap, delta)
 
 
 def description(how: str = ", rows with few weights sparsely") -> str:
@@ -136,8 +139,8 @@ def refusal(
         return "it takes a key bias (..., 1, Tk), a row bias (..., Tq, 1) or a RowKeyBias, but no dense bias"
     if formula is None or native_formula(formula) is None:
         return f"the rule is not one of its formulas; it knows the activations {', '.join(ACTIVATIONS)}"
-    if formula.level is not None and formula.level.cap is not None:
-        return "the level of its rows has a cap"
+    if formula.activation == "sigmoid" and formula.level is not None and formula.level.cap is not None:
+        return "a cap is for activations with exact zeros, not for a sigmoid"
     if mode == "cpu_sparse" and formula.activation == "sigmoid":
         return "no weight of a sigmoid is zero"
     return None
@@ -170,12 +173,14 @@ def read(
 ) -> tuple[Tensor, RowStats | None]:
     """Read (B,H,Tq,d), (B,H,Tk,d), (B,H,Tk,dv) -> (B,H,Tq,dv), with the row statistics if `stats`.
 
-    The formula has no level, or one that is log n itself. `mode` is one of `MODES`.
+    The formula has no level, one that is log n itself, or nothing of it but its cap. `mode` is one of `MODES`.
     """
     known, split = native_formula(formula), row_and_key_parts(bias, visibility.slots)
     assert known is not None and split is not None
     batch, heads, queries, _ = q.shape
     row_bias, key_bias = split
+    if known.cap and row_bias is None:
+        row_bias = q.new_zeros(())  # its gradient is what the library moves to the best slots
     row_bias = None if row_bias is None else _float(row_bias).expand(batch, heads, queries)
     key_bias = None if key_bias is None else _float(key_bias).expand(batch, heads, visibility.slots)
     operands = (_float(q), _float(k), _float(v), visibility.key_mask, row_bias, key_bias)
@@ -223,7 +228,7 @@ def _back(out: Tensor, v: Tensor) -> Tensor:
 _OPERANDS = "Tensor q, Tensor k, Tensor v, Tensor? key_mask, Tensor? row_bias, Tensor? key_bias"
 _OPTIONS = (
     "int mode, bool trains, bool causal, float scale, "
-    "int activation, bool log_n, float factor, float exponent, float delta"
+    "int activation, bool log_n, float factor, float exponent, float cap, float delta"
 )
 _GRADIENTS = "Tensor d_out, Tensor? d_row_sum, Tensor? d_entropy, Tensor out, Tensor sums, Tensor pairs"
 torch.library.define("reluformer::cpu_read", f"({_OPERANDS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)")
@@ -250,7 +255,7 @@ def _read_fields(
 ) -> tuple[float, ...]:
     """The fields of the C struct; the caller keeps the tensors alive."""
     q, k, v, key_mask, row_bias, key_bias = operands
-    _, _, causal, scale, activation, log_n, factor, exponent, delta = options
+    _, _, causal, scale, activation, log_n, factor, exponent, cap, delta = options
     batch, heads, queries, width = q.shape
     return (
         *(batch, heads, queries, k.size(2), width, v.size(3)),
@@ -261,6 +266,7 @@ def _read_fields(
         *(*tensor3(row_bias), *tensor3(key_bias)),
         *((*NOTHING, *NOTHING) if sums is None else (*tensor3(sums[0]), *tensor3(sums[1]))),
         *((0,) * 9 if not statistics else (field for row in statistics for field in tensor3(row))),
+        *((0.0, 0, 0) if sums is None or not cap else (cap, sums[2].data_ptr(), sums[3].data_ptr())),
     )
 
 
@@ -314,20 +320,27 @@ def _pair_bytes(q: Tensor, k: Tensor, options: tuple[Any, ...]) -> int:
     return index + min(KEPT_PAIRS, int(KEPT_SHARE * PAIR_BYTES * visible))
 
 
+def _kept_rows(q: Tensor, options: tuple[Any, ...], stats: bool) -> tuple[int, ...]:
+    """Return the shape of what is kept of each row: two sums and, with a cap, best slot (int32) and bias."""
+    cap, delta = options[-2:]
+    if not stats and not cap and delta < 0:
+        return (0,)
+    return (4 if cap else 2, *q.shape[:3])
+
+
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     operands, options = _prepared(arguments[:6]), arguments[6:]
     q, k, v = operands[:3]
     out = _like_tokens(q, q.size(2), v.size(3))
-    divided = options[-1] >= 0
-    sums = torch.empty((2, *q.shape[:3]) if divided else 0)
-    fields = _read_fields(operands, options, out, sums if divided else None)
+    sums = q.new_empty(_kept_rows(q, options, stats=False))
+    fields = _read_fields(operands, options, out, sums if sums.numel() else None)
     return out, sums, _kept_pairs.read(fields, options[0], _pair_bytes(q, k, options))
 
 
 def _forward_stats(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     operands, options = _prepared(arguments[:6]), arguments[6:]
     q, k, v = operands[:3]
-    out, sums = _like_tokens(q, q.size(2), v.size(3)), torch.empty(2, *q.shape[:3])
+    out, sums = _like_tokens(q, q.size(2), v.size(3)), q.new_empty(_kept_rows(q, options, stats=True))
     row_sum, entropy, zero_fraction = (torch.empty(q.shape[:3]) for _ in range(3))
     fields = _read_fields(operands, options, out, sums, (row_sum, entropy, zero_fraction))
     pairs = _kept_pairs.read(fields, options[0], _pair_bytes(q, k, options))
@@ -373,15 +386,16 @@ def _fake_pairs(arguments: tuple[Any, ...]) -> Tensor:
 
 
 def _fake_forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    q, v, delta = arguments[0], arguments[2], arguments[-1]
-    sums = q.new_empty(2, *q.shape[:3]) if delta >= 0 else q.new_empty(0)
+    q, v = arguments[0], arguments[2]
+    sums = q.new_empty(_kept_rows(q, arguments[6:], stats=False))
     return _like_tokens(q, q.size(2), v.size(3)), sums, _fake_pairs(arguments)
 
 
 def _fake_forward_stats(*arguments: Any) -> tuple[Tensor, ...]:
     q, v = arguments[0], arguments[2]
     rows = tuple(q.new_empty(q.shape[:3]) for _ in range(3))
-    return (_like_tokens(q, q.size(2), v.size(3)), *rows, q.new_empty(2, *q.shape[:3]), _fake_pairs(arguments))
+    sums = q.new_empty(_kept_rows(q, arguments[6:], stats=True))
+    return (_like_tokens(q, q.size(2), v.size(3)), *rows, sums, _fake_pairs(arguments))
 
 
 def _fake_backward(*arguments: Any) -> tuple[Tensor, ...]:
@@ -426,9 +440,10 @@ def _dense(
     key_bias: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return what the operators return, read, row sum and entropy, by operations of PyTorch."""
-    _, _, causal, scale, activation, log_n, factor, exponent, delta = options
+    _, _, causal, scale, activation, log_n, factor, exponent, cap, delta = options
     name = next(name for name, number in ACTIVATIONS.items() if number == activation)
-    formula = Formula(name, factor, exponent, None if delta < 0 else delta, LOG_N if log_n else None)
+    level = LOG_N if log_n else Level(cap=cap) if cap else None
+    formula = Formula(name, factor, exponent, None if delta < 0 else delta, level)
     visibility = Visibility(q.size(2), k.size(2), q.device, causal, key_mask)
     visible, counts = visibility.dense(), visibility.counts()
     with without_autocast(q):

@@ -155,8 +155,9 @@ class Formula:
         return self.level is not None and self.level.centred
 
     def without_level(self) -> Formula:
-        """Return the formula for scores less their level."""
-        return Formula(self.activation, self.factor, self.exponent, self.delta, None, self.function)
+        """Return the formula for scores less their level as it is before any cap; the cap stays."""
+        cap = None if self.level is None or self.level.cap is None else Level(cap=self.level.cap)
+        return Formula(self.activation, self.factor, self.exponent, self.delta, cap, self.function)
 
     def terms(self) -> Formula:
         """Return the formula of u for scores less their level: neither level nor division."""

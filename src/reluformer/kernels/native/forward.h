@@ -3,6 +3,7 @@
 
 struct ForwardBuffers {
     float *out, *q, *keys, *values, *key_bias, *weights, *sums, *logs, *nonzeros;
+    float* best;  // the largest activations of a row; null without a cap
     int64_t out_stride, q_stride;
 
     ForwardBuffers(Scratch& scratch, const Problem& problem, int64_t rows) {
@@ -18,8 +19,15 @@ struct ForwardBuffers {
         sums = scratch.take(rows * LANES);
         logs = scratch.take(rows * LANES);
         nonzeros = scratch.take(rows * LANES);
+        best = problem.capped() ? scratch.take(rows * LANES) : nullptr;
     }
 };
+
+// Keeps the larger of what was and what a tile has, LANES numbers a row.
+INLINE void raise(float* best, Vector a) {
+    const Vector before = load(best);
+    store(best, (a > before) ? a : before);
+}
 
 // Adds a tile's share of sum a, sum a log a and the number of weights that are not zero, LANES partial sums a row.
 template <bool Logs>
@@ -28,6 +36,7 @@ inline void add_sums(const ForwardBuffers& buffers, const QueryTile& rows, const
     for (int32_t i = 0; i < rows.count; ++i) {
         const int64_t at = (first + i) * LANES;
         Vector sum = load(buffers.sums + at), logs = load(buffers.logs + at);
+        Vector best{};
         Integers nonzeros{};
         for (int32_t panel = 0; panel < tile.panels(); ++panel) {
             if (!(live[panel] >> (i / ROWS) & 1)) continue;
@@ -35,6 +44,7 @@ inline void add_sums(const ForwardBuffers& buffers, const QueryTile& rows, const
             for (int side = 0; side < 2; ++side) {
                 const Vector a = load(from + side * LANES);
                 sum += a;
+                best = (a > best) ? a : best;
                 if (Logs) {
                     logs += a * logarithm(a);
                     nonzeros -= (a != 0.0f);
@@ -42,6 +52,7 @@ inline void add_sums(const ForwardBuffers& buffers, const QueryTile& rows, const
             }
         }
         store(buffers.sums + at, sum);
+        if (buffers.best != nullptr) raise(buffers.best + at, best);
         if (Logs) {
             store(buffers.logs + at, logs);
             store(buffers.nonzeros + at, load(buffers.nonzeros + at) + __builtin_convertvector(nonzeros, Vector));
@@ -91,7 +102,7 @@ template <class Act>
 inline void forward_queries(const Problem& problem, const Rows& rows, const ForwardBuffers& buffers, int64_t at,
                             const QueryTile& queries, const KeyTile& tile) {
     const bool statistics = problem.row_sum.data != nullptr;
-    const bool sums = statistics || problem.sum.data != nullptr || problem.delta >= 0;
+    const bool sums = statistics || problem.sum.data != nullptr || problem.delta >= 0 || problem.capped();
     uint32_t live[PANELS];
     if (!activations<Act, false>(buffers.q + at * buffers.q_stride, buffers.q_stride, buffers.keys, problem.width,
                                  problem.key_bias.data == nullptr ? nullptr : buffers.key_bias, queries, tile,
@@ -144,6 +155,7 @@ inline void begin_rows(const Problem& problem, const ForwardBuffers& buffers, in
     std::memset(buffers.sums, 0, sizeof(float) * (end - begin) * LANES);
     std::memset(buffers.logs, 0, sizeof(float) * (end - begin) * LANES);
     std::memset(buffers.nonzeros, 0, sizeof(float) * (end - begin) * LANES);
+    if (buffers.best != nullptr) std::memset(buffers.best, 0, sizeof(float) * (end - begin) * LANES);
     const float scale = static_cast<float>(problem.scale);
     copy_rows(buffers.q, buffers.q_stride, problem.q, b, h, begin, end, problem.width, [=](int64_t) { return scale; });
 }

@@ -104,6 +104,21 @@ int32_t key_part(int64_t all, int64_t part, int64_t parts) {
     return static_cast<int32_t>(part == parts ? all : all * part / parts / PAIR_SLOTS * PAIR_SLOTS);
 }
 
+// The bias of a capped row is the cap less the score of its best slot: the gradient of the one is that of the other.
+void move_to_best(const Gradient& gradient, int64_t b, int64_t h, int64_t i) {
+    const Problem& problem = gradient.forward;
+    const int64_t best = problem.best[problem.row(b, h, i)] - 1;
+    const float d = gradient.d_row_bias.at(b, h)[i], scaled = d * static_cast<float>(problem.scale);
+    const float *q = problem.q.at(b, h, i), *k = problem.k.at(b, h, best);
+    float *d_q = gradient.d_q.at(b, h, i), *d_k = gradient.d_k.at(b, h, best);
+    for (int64_t c = 0; c < problem.width; ++c) {
+        d_q[c] -= scaled * k[c];
+        d_k[c] -= scaled * q[c];
+    }
+    if (gradient.d_key_bias.data != nullptr) gradient.d_key_bias.at(b, h)[best] -= d;
+    gradient.d_row_bias.at(b, h)[i] = 0.0f;
+}
+
 // sparse: null where all rows are read densely.
 void run_backward(const Gradient& gradient, const SparseRun* sparse) {
     const Problem& problem = gradient.forward;
@@ -140,6 +155,7 @@ void run_backward(const Gradient& gradient, const SparseRun* sparse) {
             float sum = 0;
             for (int64_t p = 0; p < parts; ++p) sum += first[p * shares.step() + path.query_gradient_floats(problem) + i];
             gradient.d_row_bias.at(b, h)[i] = sum;
+            if (rows.capped(b, h, i)) move_to_best(gradient, b, h, i);
         }
     });
 }
@@ -160,7 +176,9 @@ void run_moments(const Moments& moments) {
 
 // Whether a read may have sparse rows.
 bool may_be_sparse(const Problem& problem, int64_t mode, int64_t sequence) {
-    if (problem.activation == SIGMOID || mode == DENSE) return false;
+    if (problem.activation == SIGMOID) return false;
+    if (problem.capped()) return true;  // dense rows, too, as what is said there of caps is said nowhere else
+    if (mode == DENSE) return false;
     return mode == SPARSE || sequence > FEW;
 }
 
@@ -203,6 +221,9 @@ bool run_sparse_forward(Problem problem, const Sparse& sparse) {
     SparseReport report{};
     const SparseRun run{mode, sequence, PairList(problem, sparse), &report};
     run.list.clear();
+    if (problem.capped())
+        for (int64_t row = 0; row < problem.batches * problem.heads * problem.queries; ++row)
+            problem.best[row] = 0, problem.capped_bias[row] = 0.0f;
     run_forward(problem, may_be_sparse(problem, mode, sequence) ? &run : nullptr);
     report.needed += run.list.index_bytes();
     report.used = run.list.used_bytes();

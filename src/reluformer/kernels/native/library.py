@@ -32,7 +32,7 @@ class LibraryError(ReluformerError):
 Tensor4 = tuple[int, int, int, int]
 Tensor3 = tuple[int, int, int]
 # Every field has eight bytes, so the structs have no gaps: "q" is an integer or an address, "d" a double.
-_READ = "11q 4d 16q 2q 21q"
+_READ = "11q 4d 16q 2q 21q d 2q"
 READ = struct.Struct(_READ)
 GRADIENT = struct.Struct(_READ + "16q 12q")
 MOMENTS = struct.Struct("8q d 8q 2q 4q 8q")

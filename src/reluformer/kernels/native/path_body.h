@@ -11,6 +11,7 @@ namespace RELUFORMER_PATH {
 #include "pairs.h"
 #include "candidates.h"
 #include "sparse_rows.h"
+#include "capped_rows.h"
 #include "sparse_forward.h"
 #include "sparse_backward.h"
 #include "moments.h"

@@ -29,7 +29,8 @@ enum Activation : int64_t { RELU = 0, RELU_SQUARED = 1, SIGMOID = 2, RELU_EXP = 
 enum Path : int64_t { PORTABLE = 0, AVX2 = 1, AVX512 = 2 };
 
 // w_ij = act(scale q_i k_j + row_bias_i + key_bias_j - [log_n] log n_i) * factor * n_i^-exponent,
-// then, where delta >= 0, divided by delta + its own row sum.
+// then, where delta >= 0, divided by delta + its own row sum. Where cap > 0 and the best score of a row with its biases
+// lies below it, the row bias is what lifts that score to the cap (capped_rows.h).
 struct Problem {
     int64_t batches, heads, queries, slots, width, value_width;
     int64_t causal, threads, path;
@@ -43,6 +44,13 @@ struct Problem {
     Tensor3 sum, mean_log;  // A = sum a, and (sum a log a) / A
     // Statistics of the weights; null where nobody asked.
     Tensor3 row_sum, entropy, zero_fraction;
+    // Only where cap > 0, (B, H, Tq) each, contiguous: written by the forward pass, read by the backward pass.
+    double cap;
+    int32_t* best;       // 1 + the slot whose score sets the bias of the row; 0 where the row keeps its own
+    float* capped_bias;  // that bias
+
+    bool capped() const { return cap > 0; }
+    int64_t row(int64_t b, int64_t h, int64_t i) const { return (b * heads + h) * queries + i; }
 };
 
 // Mean and variance of scale y_i . x_j over the slots that row i sees.

@@ -24,10 +24,17 @@ struct Rows {
     const int32_t* slots(int64_t b) const { return visible_slots + (seen == nullptr ? 0 : b * problem->slots); }
     float scale(int64_t b, int64_t i) const { return scales[entry(b, i)]; }
 
-    // What is added to all scores of a row.
-    float bias(int64_t b, int64_t h, int64_t i) const {
+    // What is added to all scores of a row, unless its level is capped.
+    float given_bias(int64_t b, int64_t h, int64_t i) const {
         const float* bias = problem->row_bias.at(b, h);
         return (bias == nullptr ? 0.0f : bias[i]) - (problem->log_n ? logs[entry(b, i)] : 0.0f);
+    }
+    bool capped(int64_t b, int64_t h, int64_t i) const {
+        return problem->capped() && problem->best[problem->row(b, h, i)] > 0;
+    }
+    // What is added to all scores of a row; in a forward pass the cap is looked at last.
+    float bias(int64_t b, int64_t h, int64_t i) const {
+        return capped(b, h, i) ? problem->capped_bias[problem->row(b, h, i)] : given_bias(b, h, i);
     }
     bool biased() const {
         return problem->row_bias.data != nullptr || problem->key_bias.data != nullptr || problem->log_n;

@@ -54,17 +54,33 @@ inline void load_sparse_rows(const Gradient& gradient, const SparseBackwardBuffe
     }
 }
 
-// A record of the list as the pairs of a tile.
+// A record of the list as the pairs of a tile. replace: a flag for each row whose pairs are found again, or null.
 template <class Act>
-inline void load_pairs(const PairBuffers& pairs, const uint8_t* record, int32_t rows) {
-    int32_t count = 0;
-    for (int32_t i = 0; i < rows; ++i) {
-        pairs.entries.start[i] = count;
-        count += record[i];
+inline void load_pairs(const PairBuffers& pairs, const uint8_t* record, const PairRows& rows, const bool* replace,
+                       const Lines& q, int64_t width, bool has_key_bias) {
+    int32_t count = 0, recorded = 0;
+    for (int32_t i = 0; i < rows.count; ++i) recorded += record[i];
+    const uint8_t *kept = record + PAIR_ROWS, *places = kept + sizeof(float) * recorded;
+    if (replace == nullptr) {
+        for (int32_t i = 0; i < rows.count; ++i) {
+            pairs.entries.start[i] = count;
+            count += record[i];
+        }
+        std::memcpy(pairs.kept, kept, sizeof(float) * count);
+        std::memcpy(pairs.entries.place, places, count);
+    } else {
+        for (int32_t i = 0; i < rows.count; kept += sizeof(float) * record[i], places += record[i], ++i) {
+            pairs.entries.start[i] = count;
+            if (replace[i]) {
+                count = find_pairs_of_row<Act>(pairs, rows, i, count, q, width, has_key_bias);
+            } else {
+                std::memcpy(pairs.kept + count, kept, sizeof(float) * record[i]);
+                std::memcpy(pairs.entries.place + count, places, record[i]);
+                count += record[i];
+            }
+        }
     }
-    pairs.entries.start[rows] = count;
-    std::memcpy(pairs.kept, record + PAIR_ROWS, sizeof(float) * count);
-    std::memcpy(pairs.entries.place, record + PAIR_ROWS + sizeof(float) * count, count);
+    pairs.entries.start[rows.count] = count;
     std::memset(pairs.entries.place + count, 0, 64);
     if (Act::keeps_weight) return;
     for (int32_t e = 0; e < count; e += LANES) store(pairs.weights + e, Act::weight(load(pairs.kept + e)));
@@ -147,7 +163,11 @@ struct SparseRows {
             }
             const PairRows tile_rows = pair_rows(rows, b, h, row, row_end, tile, sparse);
             if (const uint8_t* record = run.list.find(b, h, row, tile.first)) {
-                load_pairs<Act>(pairs, record, tile_rows.count);
+                bool capped[PAIR_ROWS], any_capped = false;
+                for (int32_t i = 0; problem.capped() && i < tile_rows.count; ++i)
+                    any_capped |= capped[i] = tile_rows.seen[i] > 0 && rows.capped(b, h, row + i);
+                load_pairs<Act>(pairs, record, tile_rows, any_capped ? capped : nullptr, buffers.q_of(row, problem.width),
+                                problem.width, problem.key_bias.data != nullptr);
             } else {
                 if (!rows_quantized)
                     quantize_rows(pairs, problem, rows, scale, b, h, 0, problem.queries, buffers.sparse);

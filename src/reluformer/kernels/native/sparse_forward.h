@@ -5,11 +5,12 @@
 struct SparseForwardBuffers {
     ForwardBuffers dense;
     PairBuffers pairs;
+    CappedBuffers capped;
     Lines values;
     uint8_t* sparse;  // a flag a row
 
     SparseForwardBuffers(Scratch& scratch, const Problem& problem, int64_t rows)
-        : dense(scratch, problem, rows), pairs(scratch, problem, rows) {
+        : dense(scratch, problem, rows), pairs(scratch, problem, rows), capped(scratch, problem) {
         values = PairBuffers::take_lines(scratch, problem.value_width, PAIR_SLOTS);
         sparse = PairBuffers::take<uint8_t>(scratch, rows);
     }
@@ -21,13 +22,15 @@ inline void add_pair_sums(const ForwardBuffers& buffers, const PairBuffers& pair
     for (int32_t i = 0; i < count; ++i) {
         const int64_t at = (first + i) * LANES;
         const int32_t begin = pairs.entries.start[i], end = pairs.entries.start[i + 1];
-        Vector sum = load(buffers.sums + at), logs = load(buffers.logs + at);
+        Vector sum = load(buffers.sums + at), logs = load(buffers.logs + at), best{};
         for (int32_t e = begin; e < end; e += LANES) {
             const Vector a = (lane_numbers() < end - e) ? load(pairs.weights + e) : Vector{};
             sum += a;
+            best = (a > best) ? a : best;
             if (Logs) logs += a * logarithm(a);
         }
         store(buffers.sums + at, sum);
+        if (buffers.best != nullptr) raise(buffers.best + at, best);
         if (!Logs) continue;
         store(buffers.logs + at, logs);
         buffers.nonzeros[at] += static_cast<float>(end - begin);
@@ -50,7 +53,7 @@ inline void sparse_forward_tile(const Problem& problem, const Rows& rows, const 
                                 const SparseForwardBuffers& buffers, const CandidateScale& scale, int64_t b, int64_t h,
                                 int64_t begin, int64_t end, const KeyTile& tile) {
     const bool statistics = problem.row_sum.data != nullptr;
-    const bool sums = statistics || problem.sum.data != nullptr || problem.delta >= 0;
+    const bool sums = statistics || problem.sum.data != nullptr || problem.delta >= 0 || problem.capped();
     const int32_t* slots = rows.slots(b) + tile.first;
     const PairBuffers& pairs = buffers.pairs;
     bool loaded = false;
@@ -99,6 +102,7 @@ inline void sparse_forward_task(const Problem& problem, const Rows& rows, const 
         forward_tile<Act>(problem, rows, buffers.dense, b, h, begin, end, tile, buffers.sparse);
         if (any) sparse_forward_tile<Act>(problem, rows, run, buffers, scale, b, h, begin, end, tile);
     }
+    if (problem.capped()) read_capped_rows<Act>(problem, rows, buffers.dense, buffers.capped, b, h, begin, end);
     finish_rows(problem, rows, buffers.dense, b, h, begin, end);
 }
 

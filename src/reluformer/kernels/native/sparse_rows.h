@@ -33,7 +33,7 @@ inline bool reads_sparsely(const Problem& problem, const Rows& rows, int64_t mod
     const int64_t visible = rows.visible(b, first);
     if (visible < LEAST_VISIBLE) return false;
     const float* key_bias = problem.key_bias.at(b, h);
-    const float row_bias = rows.bias(b, h, first), scale = static_cast<float>(problem.scale);
+    const float row_bias = rows.given_bias(b, h, first), scale = static_cast<float>(problem.scale);
     int32_t nonzero = 0;
     for (int32_t sample = 0; sample < SAMPLED; ++sample) {
         const int32_t slot = rows.slots(b)[sample * visible / SAMPLED];
@@ -213,6 +213,34 @@ INLINE int32_t append_nonzero(const PairBuffers& buffers, int32_t count, const u
 #endif
 }
 
+// Appends the nonzero pairs of one row, whose candidates from `begin` to `end` have scores; how many there are then.
+template <class Act>
+INLINE int32_t append_row(const PairBuffers& buffers, int32_t count, int32_t begin, int32_t end, float row_bias,
+                          bool has_key_bias) {
+    for (int32_t e = begin; e < end; e += LANES) {
+        Vector score = load(buffers.scores + e);
+        if (has_key_bias) {
+            Vector bias{};
+            for (int lane = 0; lane < LANES; ++lane) bias[lane] = buffers.key_bias[buffers.candidates[e + lane]];
+            score += bias + row_bias;
+        } else {
+            score += row_bias;
+        }
+        count = append_nonzero<Act>(buffers, count, buffers.candidates + e, score, end - e < LANES ? end - e : LANES);
+    }
+    return count;
+}
+
+// The same of row i of a tile, with all slots that it sees as candidates.
+template <class Act>
+inline int32_t find_pairs_of_row(const PairBuffers& buffers, const PairRows& rows, int32_t i, int32_t count,
+                                 const Lines& q, int64_t width, bool has_key_bias) {
+    int32_t start[2] = {0, rows.seen[i]};
+    for (int32_t j = 0; j < PAIR_SLOTS + 64; ++j) buffers.candidates[j] = static_cast<uint8_t>(j < rows.seen[i] ? j : 0);
+    products_of_entries(buffers.scores, q.from(i), buffers.keys, width, Entries{start, buffers.candidates}, 1);
+    return append_row<Act>(buffers, count, 0, rows.seen[i], rows.bias[i], has_key_bias);
+}
+
 // The nonzero pairs of a tile, by row. q: the rows of the tile times the scale; quanta: the same rows.
 template <class Act>
 inline void find_pairs(const PairBuffers& buffers, const PairRows& rows, const KeyTile& tile, const Lines& q,
@@ -226,17 +254,7 @@ inline void find_pairs(const PairBuffers& buffers, const PairRows& rows, const K
     for (int32_t i = 0, begin = 0; i < rows.count; ++i) {
         const int32_t end = candidates.start[i + 1];
         buffers.entries.start[i] = count;
-        for (int32_t e = begin; e < end; e += LANES) {
-            Vector score = load(buffers.scores + e);
-            if (has_key_bias) {
-                Vector bias{};
-                for (int lane = 0; lane < LANES; ++lane) bias[lane] = buffers.key_bias[candidates.place[e + lane]];
-                score += bias + rows.bias[i];
-            } else {
-                score += rows.bias[i];
-            }
-            count = append_nonzero<Act>(buffers, count, candidates.place + e, score, end - e < LANES ? end - e : LANES);
-        }
+        count = append_row<Act>(buffers, count, begin, end, rows.bias[i], has_key_bias);
         begin = end;
     }
     buffers.entries.start[rows.count] = count;
