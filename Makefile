@@ -8,6 +8,11 @@ CXX ?= c++
 
 .PHONY: setup demo test lint format bench docs reference sanitize schema dist clean
 
+# Runs $(2) and prints every 20 seconds that $(1) still goes on. The sleep keeps no pipe open when it is left behind.
+with_signs_of_life = echo '$(1) (may take minutes)'; \
+	( s=0; while sleep 20 >/dev/null 2>&1; do s=$$((s + 20)); echo "  still $(1), $$s s"; done ) & beat=$$!; \
+	$(2); code=$$?; kill $$beat 2>/dev/null; exit $$code
+
 setup: $(READY)
 
 # torch comes first and pinned: a range would pull another build.
@@ -15,8 +20,8 @@ $(READY): pyproject.toml constraints.txt setup.py release/metadata.py $(wildcard
 	@test -n "$(PYTHON)" || { echo "no python3 found; install Python 3.11 or newer, or call make PYTHON=/path/to/python"; exit 1; }
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=/path/to/python")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch setuptools
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	@$(call with_signs_of_life,installing torch,$(BIN)/python -m pip install --quiet --constraint constraints.txt torch setuptools)
+	@$(call with_signs_of_life,installing the rest,$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]')
 	@touch $@
 
 demo: setup

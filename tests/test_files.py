@@ -109,3 +109,11 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="file: cannot be made"):
         alone_in(tmp_path / "file").__enter__()
+
+
+def test_no_file_takes_the_place_of_a_pipe_or_a_device(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for place, kind in ((tmp_path / "pipe", "named pipe"), (Path("/dev/null"), "device")):
+        with pytest.raises(StorageError, match=f"is a {kind}, which a file cannot replace; name a regular file"):
+            files.write_text(place, "text")
+    assert (tmp_path / "pipe").is_fifo()

@@ -54,6 +54,7 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
         ...     (Path(directory) / "a.txt").read_text()
         'text'
     """
+    _check_replaceable(path)
     partial = _partial(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,6 +72,12 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
         raise StorageError(
             f"{path}: cannot be written: {error.strerror or error}; free some space or choose another directory"
         ) from None
+
+
+def _check_replaceable(path: Path) -> None:
+    """Refuses to put a file in the place of a device or a pipe, such as /dev/full."""
+    if (kind := _special_kind(path)) is not None:
+        raise StorageError(f"{path}: is a {kind}, which a file cannot replace; name a regular file")
 
 
 @contextmanager
@@ -142,16 +149,21 @@ def check_regular(path: Path) -> None:
         ...     print(error)
         /dev/null: is a device, not a regular file; copy its content to a file first
     """
+    if (kind := _special_kind(path)) is not None:
+        raise StorageError(f"{path}: is a {kind}, not a regular file; copy its content to a file first")
+
+
+def _special_kind(path: Path) -> str | None:
+    """Returns what a path names that is neither a regular file nor a directory; None also if it names nothing."""
     try:
         mode = path.stat().st_mode
     except ValueError:
         raise StorageError(f"{str(path)!r}: not a path, it holds a NUL character") from None
     except OSError:
-        return
+        return None
     if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
-        return
-    kind = "named pipe" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "device"
-    raise StorageError(f"{path}: is a {kind}, not a regular file; copy its content to a file first")
+        return None
+    return "named pipe" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "device"
 
 
 def read_text(path: Path, most: int = 2**26) -> str:

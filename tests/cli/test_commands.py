@@ -145,3 +145,15 @@ def test_every_verb_shows_an_example(verb: str) -> None:
     result = CliRunner().invoke(app, [verb, "--help"])
     assert result.exit_code == 0
     assert f"Example: reluformer {verb}" in result.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+@pytest.mark.parametrize("arguments", [("recipe",), ("doctor", "--json"), ("data", "list")])
+def test_a_full_disk_is_an_error_and_no_traceback(arguments: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "reluformer", *arguments]
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr.splitlines() == [
+        "error: the output cannot be written: No space left on device; free some space, or write it elsewhere"
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 from collections.abc import Callable
@@ -31,6 +32,23 @@ def test_the_time_left_goes_by_what_was_done_since_the_start(tmp_path: Path, mon
         now[0] = 100.0 + seconds
         files.write_json(folder.directory(address) / "progress.json", {"share": share})
         assert display.seconds_left(outlook) == (left if left is None else pytest.approx(left))
+
+
+def test_a_file_sees_the_study_and_the_time_left_three_times_a_minute(tmp_path: Path) -> None:
+    plan = make_plan(["variance"], "quick", 1)
+    address = next(iter(plan.runs))
+    folder = StudyDirectory(tmp_path)
+    files.write_json(folder.directory(address) / "progress.json", {"share": 0.25})
+    now, file = [0.0], io.StringIO()
+    display = study.StudyDisplay(plan, folder, Console(file=file, width=80), jobs=1, clock=lambda: now[0])
+    outlook = Outlook({address: "running"}, started={address: 0.0})
+    for seconds in (0.0, 10.0, 21.0, 30.0, 45.0):
+        now[0] = seconds
+        display.print_changes(outlook)
+    title = plan.titles[address]
+    begun, *lines = file.getvalue().splitlines()
+    assert begun == f"running: {title}"
+    assert lines == [f"{title} 25%; 0 of 1 done"] * 2
 
 
 def test_study_with_a_rule_of_ones_own(command: Command, tmp_path: Path, plugin: Path) -> None:

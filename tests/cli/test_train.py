@@ -62,3 +62,27 @@ def test_bleu_stands_beside_the_validation_loss(invoke: Invoke, recipe: Recipe, 
     assert all(0 <= event["bleu"] <= 100 for event in events)
     again = invoke("train", file, "--run", tmp_path / "[/b]", "--prepared", run / "data", *options, "--json").stdout
     assert json.loads(again)["step"] == 2
+
+
+@pytest.mark.parametrize(
+    ("splits", "command"),
+    [
+        ({"valid", "test"}, "evaluate {run}"),
+        ({"valid"}, "evaluate {run} --split valid"),
+        (set(), "translate {run} FILE"),
+    ],
+)
+def test_the_next_command_is_one_that_works(
+    invoke: Invoke, recipe: Recipe, tmp_path: Path, splits: set[str], command: str
+) -> None:
+    values = recipe.model_dump(mode="json")
+    for split in {"valid", "test"} - splits:
+        del values["data"][split]
+    values["training"]["updates"] = 1
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+    shown = invoke("train", tmp_path / "r.yaml", "--run", tmp_path / "r").stdout.partition("Next: reluformer ")[2]
+    assert shown.split() == command.format(run=tmp_path / "r").split()
+
+
+def test_a_run_is_resumed_by_its_directory(invoke: Invoke, run: Path) -> None:
+    assert json.loads(invoke("train", run, "--json").stdout)["step"] == 20

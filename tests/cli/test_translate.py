@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import math
 import os
@@ -21,7 +20,6 @@ from typer.testing import CliRunner
 
 from reluformer import load, loading
 from reluformer.cli import app, translate
-from reluformer.cli.text_files import sentence_bar
 from reluformer.errors import ArgumentError, ConfigError, DataError, StorageError, UnknownNameError
 from reluformer.translation import formats
 from reluformer.translation.translator import Translator
@@ -414,28 +412,31 @@ def test_a_column_of_sources_is_not_judged(
         invoke("translate", run, tmp_path / "source.jsonl", "--score", tmp_path / name, *options)
 
 
-# ---------------------------------------------------------------------- the progress bar
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "letter.docx",
+            "is a document of a word processor, not text; save it as HTML or plain text, e.g. with: soffice",
+        ),
+        ("table.XLSX", "is a spreadsheet, not text; export it as csv or plain text"),
+        ("paper.pdf", "is a file with a layout, not text; pdftotext paper.pdf"),
+    ],
+)
+def test_what_is_not_text_gets_a_helpful_word(
+    invoke: Invoke, run: Path, tmp_path: Path, name: str, message: str
+) -> None:
+    (tmp_path / name).write_bytes(b"PK\x03\x04\xff")
+    with pytest.raises(DataError, match=re.escape(message)):
+        invoke("translate", run, tmp_path / name)
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_terminal_sees_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stderr", terminal)
-    monkeypatch.setenv("TERM", "xterm")
-    with sentence_bar("translating", 8) as report:
-        assert report is not None
-        report(5, 8)
-    assert "translating, sentences" in terminal.getvalue()
-    assert "5/8" in terminal.getvalue()
-
-
-def test_a_file_sees_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    file = io.StringIO()
-    monkeypatch.setattr("sys.stderr", file)
-    with sentence_bar("translating", 8) as report:
-        assert report is None
-    assert file.getvalue() == ""
+def test_an_unfinished_run_says_which_weights_it_translates_with(invoke: Invoke, run: Path, tmp_path: Path) -> None:
+    unfinished = tmp_path / "unfinished"
+    shutil.copytree(run, unfinished)
+    for name in ("config.json", "model.safetensors"):
+        (unfinished / name).unlink()
+    result = invoke("translate", unfinished, stdin="The lamp is new.\n")
+    assert result.stdout == invoke("translate", run / "best", stdin="The lamp is new.\n").stdout
+    assert result.stderr.startswith(f"{unfinished}: the training has not finished; using its best weights so far")
+    assert result.stderr.count("best weights") == 1

@@ -43,7 +43,7 @@ def run_suite(directory: Path, function: str, rules: str = "relu") -> subprocess
     (directory / "my_kernels.py").write_text(KERNELS)
     arguments = ["--pyargs", "reluformer.conformance", "--impl", f"my_kernels:{function}", "-p", "no:cacheprovider"]
     select = ["--rules", rules, "-q", "--rootdir", str(directory), "-W", "error", "-rs"]
-    command = [sys.executable, "-m", "pytest", *arguments, *select]
+    command = [sys.executable, "-P", "-m", "pytest", *arguments, *select]  # -P: like `pytest`, without this folder
     return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
 
 

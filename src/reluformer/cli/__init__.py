@@ -6,8 +6,11 @@ says what to do; `--debug` shows its traceback. Verbs import what they need when
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import warnings
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -16,6 +19,8 @@ from reluformer import environment
 from reluformer.cli import data, doctor, evaluate, export, inspect, study, train, translate
 from reluformer.errors import ReluformerError, UnfinishedRunWarning
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""A full disk, a full quota, a file that would be too large, and a broken disk."""
 app = typer.Typer(
     name="reluformer",
     no_args_is_help=True,
@@ -64,10 +69,23 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        app(arguments, prog_name="reluformer")
+        try:
+            app(arguments, prog_name="reluformer")
+        finally:
+            sys.stdout.flush()  # here, where an error can still be reported
     except ReluformerError as error:
         if "--debug" in arguments:
             raise
-        typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
-        typer.echo(str(error), err=True)
-        sys.exit(1)
+        _fail(str(error))
+    except OSError as error:
+        if "--debug" in arguments or error.errno not in _FULL:
+            raise
+        with suppress(OSError, ValueError):  # else Python fails to write the rest when it exits
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _fail(f"the output cannot be written: {error.strerror}; free some space, or write it elsewhere")
+
+
+def _fail(message: str) -> None:
+    typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
+    typer.echo(message, err=True)
+    sys.exit(1)

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from reluformer.cli.activity import activity
 from reluformer.cli.options import AsJson, Overrides, Plugins, RecipeFile, default_run
 
 if TYPE_CHECKING:
@@ -39,11 +40,11 @@ def prepare(
 
     recipe = load_yaml(Recipe, config, overrides)
     console = Console(stderr=as_json)
-    with console.status("preparing") as status:
+    with activity("preparing", Console(stderr=True)) as tell:
         summary = corpus.prepare(
             recipe.data,
             to or default_run(config) / "data",
-            progress=lambda what, pairs: status.update(f"{what}: {pairs:,} sentence pairs"),
+            progress=lambda what, pairs: tell(f"preparing, {what}: {pairs:,} sentence pairs"),
         )
     for warning in summary.warnings():
         typer.echo(warning, err=True)
@@ -162,12 +163,16 @@ def _dataset_as_json(dataset: Dataset) -> dict[str, Any]:
 
 @contextmanager
 def _download_bars() -> Iterator[DownloadProgress]:
-    """Show one bar for each file on standard error, if that is a terminal."""
+    """Show one bar for each file on standard error, or lines if that is no terminal."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+    if not console.is_terminal:
+        with activity("downloading", console) as tell:
+            yield lambda file, received, total: tell(f"downloading {file}, {received:,}{_of(total)} bytes")
+        return
+    with Progress(*columns, console=console) as bars:
         tasks: dict[str, Any] = {}
 
         def show(file: str, received: int, total: int | None) -> None:
@@ -176,6 +181,10 @@ def _download_bars() -> Iterator[DownloadProgress]:
             bars.update(tasks[file], completed=received, total=total)
 
         yield show
+
+
+def _of(total: int | None) -> str:
+    return "" if total is None else f" of {total:,}"
 
 
 def _print_outcome(dataset: Dataset, outcome: ObtainedSet) -> None:

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reluformer import __version__, environment
+from reluformer.cli.activity import activity
 from reluformer.cli.options import EXTRAS, AsJson, Plugins, install_command, missing_modules
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def doctor(
     if resume_check:
         from reluformer.translation.resume_check import resume_check as check
 
-        with Console(stderr=True).status("training, killing and resuming a tiny model"):
+        with activity("training, killing and resuming a tiny model"):
             result = check()
         exact = result.exact
         findings["resume"] = _resume_sentence(result)
@@ -138,9 +139,10 @@ def bench(
     if threads is not None:
         torch.set_num_threads(threads)
     console = Console(stderr=as_json)
-    rows = []
-    for tokens in length or (512, 2048):
-        with console.status(f"reading {tokens} tokens"):
+    rows: list[dict[str, Any]] = []
+    lengths = length or [512, 2048]
+    for tokens in lengths:
+        with activity(f"timing reads of {tokens} tokens, length {len(rows) // len(names) + 1} of {len(lengths)}"):
             rows += _rows(names, (batch, heads, tokens, width), causal, repeats)
     if as_json:
         typer.echo(json.dumps({"bench": rows, **circumstances()}, indent=2))

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from reluformer import __version__
+from reluformer.cli.activity import activity, counted
 from reluformer.cli.options import (
     AsJson,
     Beam,
@@ -25,7 +26,6 @@ from reluformer.cli.options import (
     check_model,
     decoding_changes,
 )
-from reluformer.cli.text_files import sentence_bar
 from reluformer.errors import ArgumentError, DataError, StorageError
 from reluformer.training.run import RunDirectory, find_run
 
@@ -94,10 +94,12 @@ def evaluate(
     for path in (run, against):
         if path is not None:
             translator = load(path, device, **changes)
-            with sentence_bar(escape(path.resolve().name), sum(len(document.src) for document in documents)) as report:
+            total = sum(len(document.src) for document in documents)
+            with counted(f"translating with {escape(path.resolve().name)}", "sentences", total) as report:
                 systems.append(scoring.evaluate(path, translator, documents, embedded=embedded, report=report))
     references = [document.tgt or () for document in documents]
-    comparisons = compare_systems([(str(system.run), system.hypotheses) for system in systems], references)
+    with activity("comparing by a paired bootstrap"):
+        comparisons = compare_systems([(str(system.run), system.hypotheses) for system in systems], references)
     content = {
         "reluformer": __version__,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -192,7 +194,8 @@ def score(
             scores.append((name, scoring.score(documents, truth)))
         except DataError as error:
             raise DataError(f"{name}, compared with {references}: {error}") from None
-    comparisons = compare_systems(systems, truth)
+    with activity("comparing by a paired bootstrap"):
+        comparisons = compare_systems(systems, truth)
     if as_json:
         typer.echo(json.dumps(_scores_as_json(references, scores, comparisons), indent=2))
         return

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from reluformer.cli.activity import activity
 from reluformer.cli.options import (
     AsJson,
     Beam,
@@ -69,7 +70,8 @@ def export(
     require_extra(extra, f"reluformer export --to {to}")
     source = find_run(source)
     target = source / to if out is None else out
-    written = _WRITERS[to](source, target, quantize, opset, force)
+    with activity(f"writing {target}"):
+        written = _WRITERS[to](source, target, quantize, opset, force)
     if as_json:
         typer.echo(json.dumps(written, indent=2))
         return

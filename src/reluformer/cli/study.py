@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,9 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from reluformer.cli.activity import activity
 from reluformer.cli.options import AsJson, Plugins, require_extra
+from reluformer.training.progress import SECONDS_BETWEEN_LINES, duration
 
 if TYPE_CHECKING:
     from reluformer.study.plan import Plan
@@ -130,8 +133,8 @@ def _dry_run(plan: Plan, folder: StudyDirectory, shard: str, jobs: int, as_json:
 
     addresses = plan.shard(*parse_shard(shard))
     left = folder.left(plan, addresses)
-    with console.status("measuring a few updates of each kind") as status:
-        found = estimate(plan, left, lambda what: status.update(f"measuring {what}"))
+    with activity("measuring a few updates of each kind") as tell:
+        found = estimate(plan, left, lambda what: tell(f"measuring {what}"))
     figures = {
         "scale": plan.scale,
         "runs": len(addresses),
@@ -196,17 +199,24 @@ def _run(
 class StudyDisplay:
     """Shows which runs are active, how many are done, and how long the rest may take."""
 
-    def __init__(self, plan: Plan, folder: StudyDirectory, console: Console, jobs: int) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        folder: StudyDirectory,
+        console: Console,
+        jobs: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._plan, self._folder, self._console, self._jobs = plan, folder, console, jobs
+        self._clock = clock
+        self._last_line = clock()
         self._told: dict[str, str] = {}
         self._first: dict[str, tuple[float, float]] = {}
         """For each run, when it was first seen here and the share that was done by then."""
 
     def table(self, outlook: Outlook) -> Group:
         """Return a table of the active runs, for a terminal."""
-        from reluformer.training.progress import duration
-
-        table = Table(title="The study", title_justify="left", min_width=90)
+        table = Table(title="The study", title_justify="left", min_width=min(90, self._console.width))
         for column in ("run", "done", "", "for"):
             table.add_column(column, justify="right" if column in ("done", "for") else "left")
         for address, state in outlook.states.items():
@@ -225,11 +235,26 @@ class StudyDisplay:
         return Group(table, Text(counts + (f"; about {duration(left)} left" if left is not None else "")))
 
     def print_changes(self, outlook: Outlook) -> None:
-        """Print a line whenever a run begins or ends, for a file."""
+        """Print a line whenever a run begins or ends, and one about all of them now and then, for a file."""
         for address, state in outlook.states.items():
             if self._told.get(address, "waiting") != state and not (address not in self._told and state == "done"):
                 self._console.print(f"{state}: {self._plan.titles[address]}", highlight=False)
+                self._last_line = self._clock()
             self._told[address] = state
+        if self._clock() - self._last_line >= SECONDS_BETWEEN_LINES:
+            self._last_line = self._clock()
+            self._console.print(self.line(outlook), highlight=False, markup=False, soft_wrap=True)
+
+    def line(self, outlook: Outlook) -> str:
+        """Return how far the active runs are, how many are done, and the time left, on one line."""
+        running = [
+            f"{self._plan.titles[address]} {self._folder.progress(address).get('share', 0):.0%}"
+            for address, state in outlook.states.items()
+            if state == "running"
+        ]
+        left = self.seconds_left(outlook)
+        rest = f"; about {duration(left)} left" if left is not None else ""
+        return f"{', '.join(running) or 'waiting'}; {outlook.count('done')} of {len(outlook.states)} done{rest}"
 
     def seconds_left(self, outlook: Outlook) -> float | None:
         """Estimate the seconds left from the pace of runs of the same kind, or return None before there is any."""

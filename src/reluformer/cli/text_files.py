@@ -5,8 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +18,13 @@ if TYPE_CHECKING:
     from reluformer.translation.formats import Skeleton, TextFormat
 
 STDIN = "standard input"
+_NOT_TEXT = {
+    **dict.fromkeys((".docx", ".doc", ".odt", ".rtf", ".pages"), "a document of a word processor"),
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), "a spreadsheet"),
+    **dict.fromkeys((".pptx", ".ppt", ".odp"), "a presentation"),
+    **dict.fromkeys((".pdf", ".epub"), "a file with a layout"),
+}
+"""What files are that people want translated, but that are not text, by the ends of their names."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +67,25 @@ class FormatChoice:
         """Read a file, or standard input, and return its skeleton: the text with its sentences taken out."""
         from reluformer.translation.formats import read_text
 
+        if source is not None and self.format is None:
+            _refuse_not_text(source)
         text = read_stdin() if source is None else read_text(source)
         try:
             return self.format_of(source).skeleton(text)
         except DataError as error:
             raise DataError(f"{STDIN if source is None else source}: {error}") from None
+
+
+def _refuse_not_text(path: Path) -> None:
+    """Raise an error for a file that is not text by its name; it says how to make text of it."""
+    kind = _NOT_TEXT.get(path.suffix.lower())
+    if kind is None:
+        return
+    target = "csv" if kind == "a spreadsheet" else "html"
+    how = f"pdftotext {path.name}" if path.suffix.lower() == ".pdf" else f"export it as {target} or plain text"
+    if target == "html" and path.suffix.lower() not in (".pdf", ".pages"):
+        how = f"save it as HTML or plain text, e.g. with: soffice --headless --convert-to html {path.name}"
+    raise DataError(f"{path}: is {kind}, not text; {how}, and translate the result")
 
 
 def read_stdin() -> str:
@@ -183,26 +203,3 @@ def _check_destinations(found: Sequence[TextFile], force: bool) -> None:
             raise StorageError(f"{place}: is a folder; remove it or choose another --to")
         if place.exists() and not force:
             raise StorageError(f"{place}: exists already; --force overwrites it")
-
-
-@contextmanager
-def sentence_bar(what: str, total: int) -> Iterator[Callable[[int, int], None] | None]:
-    """Show a progress bar on standard error while sentences are translated, and remove it at the end.
-
-    Args:
-        what: The words before the bar.
-        total: The number of sentences.
-
-    Yields:
-        A function that takes the sentences done and the sentences in all, or None if standard error is no terminal.
-    """
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(f"{what}, sentences", total=total)
-        yield lambda done, _total: progress.update(task, completed=done)

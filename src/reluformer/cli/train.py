@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from reluformer.cli.activity import activity, time_left
 from reluformer.cli.options import AsJson, Overrides, Plugins, RecipeFile, default_run, require_extra
 
 if TYPE_CHECKING:
@@ -66,12 +69,12 @@ def train(
     if as_json:
         typer.echo(json.dumps(result.to_json(), indent=2))
     else:
-        Console().print(_summary(result), markup=False)
+        Console().print(_summary(result, recipe), markup=False)
     if result.status == "interrupted":
         raise typer.Exit(130)
 
 
-def _summary(result: TrainingResult) -> str:
+def _summary(result: TrainingResult, recipe: Recipe) -> str:
     """Say in a sentence how the training ended, and which command comes next."""
     minutes = result.seconds / 60
     best = "" if result.best_loss is None else f", best validation loss {result.best_loss:.3f} at {result.best_step:,}"
@@ -80,8 +83,15 @@ def _summary(result: TrainingResult) -> str:
         f"{minutes:.1f} minutes, {result.tokens_per_second:,.0f} tokens/s{best}."
     )
     if result.status == "finished":
-        sentence += f"\nNext: reluformer evaluate {result.directory}"
+        sentence += f"\nNext: reluformer {_next_command(result.directory, recipe)}"
     return sentence
+
+
+def _next_command(directory: str, recipe: Recipe) -> str:
+    """Return the command that makes sense after a training: an evaluation, if there is something to evaluate on."""
+    if recipe.data.test is not None:
+        return f"evaluate {directory}"
+    return f"evaluate {directory} --split valid" if recipe.data.valid is not None else f"translate {directory} FILE"
 
 
 def demo(
@@ -101,8 +111,6 @@ def demo(
 
     Example: reluformer demo --set training.updates=500
     """
-    from rich.live import Live
-
     from reluformer.config import load_yaml
     from reluformer.translation import demo as systems
     from reluformer.translation.corpus import PreparedCorpus
@@ -115,17 +123,18 @@ def demo(
     started = time.perf_counter()
     with resources.as_file(resources.files("reluformer.translation") / "demo.yaml") as recipe_file:
         recipe = load_yaml(Recipe, recipe_file, overrides)
-        with console.status("generating the corpus"):
+        with activity("generating the corpus"):
             summary = systems.prepare_corpus(recipe, out)
         console.print(summary.table())
         if (skipped := summary.report()) is not None:
             console.print(skipped, highlight=False, markup=False)
-        with Live(console=console, refresh_per_second=2, transient=not console.is_terminal) as live:
-            systems.train_all(
-                recipe_file, out, lambda runs: live.update(_training_table(runs, recipe)), overrides, chosen
-            )
-    with console.status("translating unseen documents"):
-        outcomes = list(systems.evaluate_all(out, chosen))
+        with _training_display(console, recipe) as show:
+            systems.train_all(recipe_file, out, show, overrides, chosen)
+    with activity("translating unseen documents") as tell:
+        outcomes = []
+        for outcome in systems.evaluate_all(out, chosen):
+            outcomes.append(outcome)
+            tell(f"translating unseen documents, {len(outcomes)} of {len(chosen)} systems done")
     seconds = time.perf_counter() - started
     results = {"systems": {o.system.name: o.to_dict() for o in outcomes}, "seconds": round(seconds, 1)}
     (out / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
@@ -142,21 +151,67 @@ def demo(
     console.print(done, markup=False)
 
 
+@contextmanager
+def _training_display(console: Console, recipe: Recipe) -> Iterator[Callable[[dict[str, RunDirectory]], None]]:
+    """Show trainings side by side: a table that changes in a terminal; elsewhere lines, and the table at the end."""
+    if console.is_terminal:
+        from rich.live import Live
+
+        with Live(console=console, refresh_per_second=2) as live:
+            yield lambda runs: live.update(_training_table(runs, recipe))
+        return
+    seen: dict[str, RunDirectory] = {}
+    with activity("training", Console(stderr=True)) as tell:
+
+        def show(runs: dict[str, RunDirectory]) -> None:
+            seen.update(runs)
+            tell(f"training {_training_line(runs, recipe)}")
+
+        yield show
+    if seen:
+        console.print(_training_table(seen, recipe))
+
+
+def _training_line(runs: dict[str, RunDirectory], recipe: Recipe) -> str:
+    """Return the last logged update of each training and the time left on one line."""
+    states = {name: _state(run, recipe) for name, run in runs.items()}
+    return ", ".join(f"{name} {state.step:,}/{recipe.training.updates:,}{state.left}" for name, state in states.items())
+
+
+@dataclass(frozen=True)
+class _TrainingState:
+    """The last logged update of a training, and the time left in words."""
+
+    last: dict[str, Any]
+    validation: float | None
+    step: int
+    left: str
+
+
+def _state(run: RunDirectory, recipe: Recipe) -> _TrainingState:
+    steps, validations = run.log.events("train"), run.log.events("valid")
+    last: dict[str, Any] = steps[-1] if steps else {}
+    step = int(last.get("step", 0))
+    left = "" if run.has_model else time_left(last.get("seconds", 0.0), min(1.0, step / recipe.training.updates))
+    return _TrainingState(last, validations[-1]["loss"] if validations else None, step, left)
+
+
 def _training_table(runs: dict[str, RunDirectory], recipe: Recipe) -> Table:
     """Show the last logged update of each training."""
     table = Table(title="Training side by side", title_justify="left")
-    for column in ("system", "update", "loss", "validation", "tokens/s", "minutes"):
+    for column in ("system", "update", "loss", "valid", "tokens/s", "minutes", "left"):
         table.add_column(column, justify="left" if column == "system" else "right")
     for name, run in runs.items():
-        steps, validations = run.log.events("train"), run.log.events("valid")
-        last: dict[str, Any] = steps[-1] if steps else {}
+        state = _state(run, recipe)
+        last = state.last
         table.add_row(
             name,
-            f"{last.get('step', 0):,} / {recipe.training.updates:,}",
+            f"{state.step:,} / {recipe.training.updates:,}",
             f"{last['loss']:.3f}" if last else "",
-            f"{validations[-1]['loss']:.3f}" if validations else "",
+            "" if state.validation is None else f"{state.validation:.3f}",
             f"{last['tokens_per_second']:,.0f}" if last else "",
             f"{last['seconds'] / 60:.1f}" if last else "",
+            state.left.removeprefix(", about ").removesuffix(" left"),
         )
     return table
 

@@ -6,12 +6,14 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from reluformer.cli.activity import Report, activity, counted
 from reluformer.cli.options import (
     AsJson,
     Beam,
@@ -25,7 +27,7 @@ from reluformer.cli.options import (
     decoding_changes,
     languages,
 )
-from reluformer.cli.text_files import FormatChoice, TextFile, find_texts, sentence_bar, write
+from reluformer.cli.text_files import FormatChoice, TextFile, find_texts, write
 from reluformer.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
@@ -147,11 +149,11 @@ def _translate_texts(translator: Translator, texts: Sequence[ParsedText]) -> Non
     filling = FillReport()
     total = sum(text.size for text in texts)
     try:
-        with sentence_bar("translating", total) as report:
+        with counted("translating", "sentences", total) as report:
             for done, group in _groups(texts):
                 documents = [document.src for text in group for document in text.skeleton.documents]
-                tell = None if report is None else lambda now, _, done=done: report(done + now, total)
-                translations = iter(translator.translate_documents(documents, tell))
+                translated = translator.translate_documents(documents, partial(_report_after, report, done, total))
+                translations = iter(translated)
                 for text in group:
                     sentences = chain.from_iterable(next(translations) for _ in text.skeleton.documents)
                     write(text.skeleton.fill(list(sentences), filling), text.file.destination)
@@ -162,6 +164,10 @@ def _translate_texts(translator: Translator, texts: Sequence[ParsedText]) -> Non
         typer.echo(f"interrupted; finished {len(written)} of {len(texts)} texts{kept and ':' + kept}", err=True)
         raise typer.Exit(1) from None
     _report_filling(filling)
+
+
+def _report_after(report: Report, before: int, total: int, done: int, _: int) -> None:
+    report(before + done, total)
 
 
 def _report_filling(report: FillReport) -> None:
@@ -202,7 +208,7 @@ def _n_best_listing(translator: Translator, skeleton: Skeleton, n: int, as_json:
     from reluformer.translation.formats import FillReport
 
     documents = skeleton.documents
-    with sentence_bar("translating", sum(len(document.src) for document in documents)) as report:
+    with counted("translating", "sentences", sum(len(document.src) for document in documents)) as report:
         ranked = translator.translate_n_best([document.src for document in documents], n, report)
     if as_json:
         entries = [_n_best_entry(document, found) for document, found in zip(documents, ranked, strict=True)]
@@ -265,7 +271,8 @@ def _given_translations(path: Path, formats: FormatChoice) -> list[tuple[str, ..
 
 def _score_listing(translator: Translator, pairs: Sequence[Pair], as_json: bool) -> str:
     """List log-probabilities by sentence, as JSON or in columns, and print the total to standard error."""
-    scores = translator.score([source.src for source, _ in pairs], [target for _, target in pairs])
+    with activity("scoring the translation"):
+        scores = translator.score([source.src for source, _ in pairs], [target for _, target in pairs])
     tokens = sum(len(score.tokens) for score in scores)
     total = sum(score.total for score in scores)
     if as_json:

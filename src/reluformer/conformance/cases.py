@@ -10,6 +10,8 @@ gradient of an entropy holds log w, so a weight of 1e-4 that is off by 1e-7 move
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -148,16 +150,18 @@ def _refusal(impl: str, item: Case | str, stats: bool, mask: bool) -> str | None
 
 
 def implementation(name: str) -> Read:
-    """Return `read` with a built-in implementation, or a function of another package."""
+    """Return `read` with a built-in implementation, or a function of a package or of the current folder."""
     if ":" not in name:
         return partial(rf.read, impl=name)
     if name in functions:
         return functions[name]
     module, _, function = name.partition(":")
+    if os.getcwd() not in sys.path:  # as `python -m pytest` has it, but not `pytest`
+        sys.path.insert(0, os.getcwd())
     try:
         found = getattr(importlib.import_module(module), function, None)
     except ModuleNotFoundError as error:
-        raise ArgumentError(f"--impl {name}: {error}; run pytest where it can be imported") from None
+        raise ArgumentError(f"--impl {name}: {error}; run pytest in the folder that holds it") from None
     if not callable(found):
         raise ArgumentError(f"--impl {name}: module '{module}' has no function '{function}'")
     return found  # type: ignore[no-any-return]

@@ -189,7 +189,7 @@ def _can_resume(run: RunDirectory, recipe: TrainingRecipe) -> bool:
     if diverged:
         raise StorageError(
             f"{run.path}: this run diverged and would do so again: {run.status.get('message')}. Start the changed "
-            "recipe in a new directory, or here without resuming"
+            "recipe in a new directory, or here with --fresh, which deletes this run"
         )
     return True
 

@@ -1,19 +1,23 @@
-"""The progress of a training: a live bar in a terminal, one line a minute elsewhere, and TensorBoard."""
+"""The progress of a training: a live bar in a terminal, three lines a minute elsewhere, and TensorBoard."""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import IO, Any, Protocol, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from reluformer.errors import ConfigError
+
+SECONDS_BETWEEN_LINES = 20.0
+"""What takes longer than this says so where nobody sees a bar move, such as in a file."""
+_BAR_WIDTH, _NARROW = 10, 120
 
 
 @dataclass(frozen=True)
@@ -29,8 +33,27 @@ class UpdateReport:
     """Row statistics of the attention, means over all modules: dead, zero, ..."""
 
     def __str__(self) -> str:
-        rows = "".join(f"  {name} {share:.1%}" for name, share in self.rows.items())
-        return f"loss {self.loss:.4f}  {self.tokens_per_second:,.0f} tokens/s{rows}  {duration(self.seconds_left)} left"
+        return self.within(10**6)
+
+    def within(self, width: int) -> str:
+        """Returns the report in at most `width` characters, without its last row statistics where it is too long.
+
+        Loss and time left always stay.
+
+        Example:
+            >>> report = UpdateReport(1, 9, 3.25, 1200.0, 125.0, {"dead": 0.1, "zero": 0.5})
+            >>> report.within(70)
+            'loss 3.2500  1,200 tokens/s  dead 10.0%  zero 50.0%  2 min left'
+            >>> report.within(30)
+            'loss 3.2500  2 min left'
+        """
+        middle = [f"{self.tokens_per_second:,.0f} tokens/s"]
+        middle += [f"{name} {share:.1%}" for name, share in self.rows.items()]
+        while True:
+            text = "  ".join([f"loss {self.loss:.4f}", *middle, f"{duration(self.seconds_left)} left"])
+            if len(text) <= width or not middle:
+                return text
+            middle.pop()
 
 
 class TrainingProgress(Protocol):
@@ -68,40 +91,137 @@ class WarningProgress(SilentProgress):
                 print(line, file=sys.stderr, flush=True)
 
 
-class LineProgress:
-    """Prints a line at the first update, then one every `seconds`."""
+class Heartbeat:
+    """Prints a line about work that takes long, whenever nothing was printed for some seconds.
 
-    def __init__(self, stream: TextIO | None = None, seconds: float = 60) -> None:
-        self._stream = sys.stderr if stream is None else stream
-        self._seconds = seconds
-        self._last: float | None = None
+    A thread of its own does it, so that no part of the work can be silent. As a context manager it starts and stops
+    that thread.
+
+    Args:
+        describe: Returns the line. It is called from the other thread.
+        stream: Where it goes. Default: standard error.
+        seconds: The longest silence.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        describe: Callable[[], str],
+        stream: IO[str] | None = None,
+        seconds: float = SECONDS_BETWEEN_LINES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._describe, self._seconds, self._clock = describe, seconds, clock
+        self._stream = stream
+        self._last = self.began = clock()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def elapsed(self) -> float:
+        """The seconds since the work began."""
+        return self._clock() - self.began
+
+    def say(self, text: str) -> None:
+        """Prints a line, after which there may be silence again."""
+        with self._lock:
+            self._last = self._clock()
+            print(text, file=self._stream or sys.stderr, flush=True)
+
+    def is_due(self) -> bool:
+        """Whether the silence has lasted long enough."""
+        return self._clock() - self._last >= self._seconds
+
+    def beat(self) -> None:
+        """Prints the line if it is due."""
+        if self.is_due():
+            self.say(self._describe())
+
+    def start(self) -> None:
+        """Starts the thread, unless it runs."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._seconds / 10):
+            try:
+                self.beat()
+            except (OSError, ValueError):  # the stream is closed or full; the work matters more than this line
+                return
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class LineProgress:
+    """Prints a line at the first update, then one every `seconds`; and what goes on between updates that take longer.
+
+    Args:
+        stream: Where lines go. Default: standard error.
+        seconds: The longest silence.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        stream: IO[str] | None = None,
+        seconds: float = SECONDS_BETWEEN_LINES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._heart = Heartbeat(self._working, stream, seconds, clock)
+        self._at = "starting"
+        self._begun = False
+
+    def _working(self) -> str:
+        return f"still working after {duration(self._heart.elapsed)}; last: {self._at}"
 
     def update(self, report: UpdateReport) -> None:
-        now = time.monotonic()
-        if self._last is None or now - self._last >= self._seconds or report.step == report.updates:
-            self._last = now
+        self._at = f"update {report.step}/{report.updates}"
+        if not self._begun or self._heart.is_due() or report.step == report.updates:
+            self._begun = True
             self.message(f"update {report.step}/{report.updates}  {report}")
 
     def message(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        self._heart.start()
+        if not self._begun:
+            self._at = text.splitlines()[0] if text else self._at
+        self._heart.say(text)
 
     def close(self) -> None:
-        pass
+        self._heart.stop()
 
 
 class LiveProgress:
     """Draws a bar several times a second."""
 
     def __init__(self, console: Console | None = None) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn  # slow, and others need it not
+
+        console = console or Console(stderr=True)
+        bar = BarColumn(_BAR_WIDTH if console.width < _NARROW else 40)
         self._progress = Progress(
-            TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[report]}"),
-            console=console or Console(stderr=True),
-        )  # fmt: skip
+            TextColumn("training"), bar, MofNCompleteColumn(), TextColumn("{task.fields[report]}"), console=console
+        )
+        self._around = len("training") + (bar.bar_width or 0) + 3  # and a space between columns
         self._task = self._progress.add_task("training", total=None, report="")
         self._progress.start()
 
     def update(self, report: UpdateReport) -> None:
-        self._progress.update(self._task, completed=report.step, total=report.updates, report=str(report))
+        counts = 2 * len(str(report.updates)) + 1
+        text = report.within(self._progress.console.width - self._around - counts)
+        self._progress.update(self._task, completed=report.step, total=report.updates, report=text)
 
     def message(self, text: str) -> None:
         self._progress.console.print(text, highlight=False, markup=False)

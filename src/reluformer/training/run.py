@@ -289,7 +289,7 @@ class RunDirectory:
         if differing:
             raise ConfigError(
                 f"{self.path}: holds a run of another recipe; different: {', '.join(differing)}. Choose a new "
-                "directory, or do not resume, which deletes the old run"
+                "directory, or start again here with --fresh, which deletes the old run"
             )
 
     def save_best(self, save: Callable[[Path], None], step: int) -> None:
