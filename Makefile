@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 NATIVE := src/reluformer/kernels/native
 CXX ?= c++
 
-.PHONY: setup demo test lint format bench docs reference sanitize schema dist clean
+.PHONY: setup demo test lint format bench docs reference sanitize schema fuzz dist clean
 
 # Runs $(2) and prints every 20 seconds that $(1) still goes on. The sleep keeps no pipe open when it is left behind.
 with_signs_of_life = echo '$(1) (may take minutes)'; \
@@ -75,6 +75,12 @@ build/sanitize-%: tests/kernels/native/%.cpp $(NATIVE_FILES)
 # Many more requests drawn from the server's OpenAPI document than the tests ask for.
 schema: setup
 	SCHEMA_EXAMPLES=300 $(BIN)/python -m pytest tests/integrations/server/test_schemas.py
+
+# Mutated documents, corpora, recipes, models and runs, killed trainings, and bad clients of a server.
+MINUTES ?= 10
+SEED ?= 0
+fuzz: setup
+	$(BIN)/python tests/fuzz/campaign.py --minutes $(MINUTES) --seed $(SEED)
 
 dist: setup
 	rm -rf dist

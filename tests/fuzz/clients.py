@@ -1,0 +1,188 @@
+"""Slow and broken clients of a server beside good ones, and a SIGTERM now and then.
+
+Every answer is compared with the translation that the text gets alone. A request that was sent while the server
+shuts down may be refused; it is then sent again to the next server.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import reluformer as rf
+
+WORDS = ("the", "cat", "saw", "a", "dog", "and", "it", "ran", "home", "because", "night", "was", "near", "1,234")
+JSON = {"Content-Type": "application/json"}
+CLIENTS, REQUESTS_OF_A_SERVER = 6, 1000
+
+
+class Server:
+    """`reluformer serve` in a process of its own."""
+
+    def __init__(self, run: Path) -> None:
+        command = [
+            sys.executable,
+            "-m",
+            "reluformer",
+            "serve",
+            str(run),
+            "--port",
+            "0",
+            "--beam",
+            "1",
+            "--threads",
+            "1",
+        ]
+        quiet = ["--log-level", "warning", "--timeout", "1000"]
+        self.process = subprocess.Popen(
+            [*command, *quiet], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        assert self.process.stdout is not None
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/", self.process.stdout.readline())
+        assert found, "the server did not start"
+        self.port = int(found[1])
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
+        connection.request("GET", "/health")
+        assert connection.getresponse().status == 200, "the server is not healthy"
+        connection.close()
+
+    def end(self) -> int:
+        """Sends SIGTERM; returns the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=120)
+
+
+class Campaign:
+    """Good clients that share one stream of requests, and a bad one."""
+
+    def __init__(self, run: Path, seed: int, most: int, until: float) -> None:
+        draw = random.Random(seed)
+        self.texts = [" ".join(draw.choices(WORDS, k=draw.randint(1, 12))).capitalize() + "." for _ in range(40)]
+        translator = rf.load(run, beam=1)
+        self.expected = [translator.translate([text])[0] for text in self.texts]
+        self.counts: Counter[str] = Counter()
+        self._most, self._until, self._seed = most, until, seed
+        self._lock = threading.Lock()
+        self._ends = threading.Event()
+
+    def serve(self, run: Path) -> None:
+        """Starts servers one after the other, each for some requests."""
+        while self._asked < self._most and time.monotonic() < self._until:
+            server, self._ends = Server(run), threading.Event()
+            asked = self._asked + REQUESTS_OF_A_SERVER
+            bad = threading.Thread(target=self._misbehave, args=(server.port,))
+            good = [threading.Thread(target=self._ask, args=(server.port, client)) for client in range(CLIENTS)]
+            for thread in (bad, *good):
+                thread.start()
+            while self._asked < min(asked, self._most) and time.monotonic() < self._until:
+                time.sleep(0.05)
+            code = server.end()  # while the clients are asking
+            self._ends.set()
+            for thread in (bad, *good):
+                thread.join()
+            self._count("SIGTERM" if code == 0 else f"FINDING exit code {code}")
+
+    @property
+    def _asked(self) -> int:
+        return self.counts["right"] + sum(count for name, count in self.counts.items() if name.startswith("FINDING"))
+
+    def _count(self, name: str) -> None:
+        with self._lock:
+            self.counts[name] += 1
+
+    def _ask(self, port: int, client: int) -> None:
+        draw = random.Random(f"{self._seed} {port} {client}")
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+        while not self._ends.is_set():
+            place = draw.randrange(len(self.texts))
+            body = json.dumps({"q": self.texts[place], "source": "en", "target": "de"}).encode()
+            try:
+                status, answer = _slowly(connection, body, draw) if client == 0 else _at_once(connection, body)
+            except TimeoutError:
+                self._count("FINDING no answer")
+                return
+            except ConnectionRefusedError:  # the port is closed
+                return
+            except (OSError, http.client.HTTPException):
+                self._count("cut off by a shutdown")
+                connection.close()
+                continue
+            if status == 200:
+                right = json.loads(answer)["translatedText"] == self.expected[place]
+                self._count("right" if right else "FINDING a wrong translation")
+            else:
+                self._count("refused by a shutdown" if status == 503 else f"FINDING status {status}")
+        connection.close()
+
+    def _misbehave(self, port: int) -> None:
+        draw = random.Random(f"{self._seed} {port}")
+        text = " ".join(self.texts)
+        while not self._ends.is_set():
+            body = json.dumps({"q": text, "source": "en", "target": "de"}).encode()
+            route = draw.choice(("/translate", "/translate/stream", "/inspect", "/translate_file", "/" + "x" * 3000))
+            claimed = draw.choice((len(body), len(body), 10**9, -1))
+            kind = draw.choice(
+                ("application/json", "application/json", "text/plain", "multipart/form-data; boundary=x")
+            )
+            head = f"POST {route} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: {claimed}\r\n\r\n"
+            sent = draw.choice((head.encode() + body, head.encode() + body[:9], head.encode(), draw.randbytes(500)))
+            try:
+                with socket.create_connection(("127.0.0.1", port), timeout=60) as line:
+                    line.sendall(sent)
+                    if draw.random() < 0.5:
+                        line.settimeout(0.2)
+                        line.recv(draw.choice((1, 4096)))
+            except OSError:
+                pass
+            self._count("broken clients")
+
+
+def _at_once(connection: http.client.HTTPConnection, body: bytes) -> tuple[int, bytes]:
+    connection.request("POST", "/translate", body, JSON)
+    response = connection.getresponse()
+    return response.status, response.read()
+
+
+def _slowly(connection: http.client.HTTPConnection, body: bytes, draw: random.Random) -> tuple[int, bytes]:
+    """Sends a body byte by byte at first, and reads the answer byte by byte."""
+    connection.putrequest("POST", "/translate")
+    connection.putheader("Content-Type", "application/json")
+    connection.putheader("Content-Length", str(len(body)))
+    connection.endheaders()
+    cut = draw.randrange(min(20, len(body)))
+    for place in range(cut):
+        connection.send(body[place : place + 1])
+        time.sleep(0.01)
+    connection.send(body[cut:])
+    response = connection.getresponse()
+    answer = b""
+    while piece := response.read(7):
+        answer += piece
+    return response.status, answer
+
+
+def ask_server(run: Path, seed: int, most: int, until: float) -> Counter[str]:
+    """Asks servers of a run for translations, until there were `most` answers or the time is over.
+
+    Args:
+        run: The run that is served.
+        seed: Decides texts and mischief.
+        most: The most requests of good clients.
+        until: A time of `time.monotonic`.
+
+    Returns:
+        How many answers were right, how many requests a shutdown refused, and what else happened.
+    """
+    campaign = Campaign(run, seed, most, until)
+    campaign.serve(run)
+    return campaign.counts

@@ -1,0 +1,117 @@
+"""What the fuzzers do with an input, and what must hold: it works, or a `ReluformerError` says what is wrong.
+
+Each function takes the folder of an input and the folder of the whole files that it was made from. Any other
+exception, and any `AssertionError`, is a finding.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import reluformer as rf
+from reluformer.config import load_yaml
+from reluformer.errors import ReluformerError
+from reluformer.training.progress import SilentProgress
+from reluformer.training.run import RunDirectory
+from reluformer.translation import formats
+from reluformer.translation.corpus import PreparedCorpus, read_documents
+from reluformer.translation.recipe import CorpusSource, Recipe
+from reluformer.translation.task import train
+
+LOSSLESS = ("plain", "aligned", "markdown", "html")
+MOST_CHARACTERS = 10_000
+"""The most characters of a message."""
+TEXTS = ["The cat saw a dog. It ran home.", "1,234"]
+
+
+def tiny_recipe(**training: Any) -> Recipe:
+    """Returns the recipe of a tiny model; keywords change its training."""
+    embedded: dict[str, Any] = {"embedded": {"documents": 12, "sentences": (2, 3)}}
+    sizes = {"tokenizer": {"vocab_size": 300}, "segments": {"segment_tokens": 64}}
+    every = dict(log_every=1, validate_every=2, checkpoint_every=2, telemetry_every=2)
+    return Recipe(
+        data={"train": embedded, "valid": embedded, **sizes},
+        model=dict(width=16, heads=2, encoder_layers=1, decoder_layers=1, slots=16),
+        training={"updates": 4, "tokens_per_batch": 128, "device": "cpu", **every, **training},
+        decoding={"beam": 2, "length_ratio": 0.5, "length_offset": 4},
+    )
+
+
+def make_base(directory: Path) -> None:
+    """Trains a tiny model for a few updates; its run is what models and runs are made from."""
+    train(tiny_recipe(), directory, progress=SilentProgress())
+
+
+def documents(directory: Path, base: Path) -> None:
+    """Parses a document and fills it; the formats that promise it give back the same text."""
+    for path in sorted(directory.iterdir()):
+        for name in (path.name.removesuffix(".gz"), "a.txt"):
+            codec = formats.detect(name)
+            text = formats.read_text(path)
+            sentences, skeleton = codec.parse(text)
+            skeleton.fill([sentence[::-1] for sentence in sentences]).encode("utf-8")
+            if codec.name in LOSSLESS:
+                assert skeleton.fill(sentences) == text, f"{codec.name} changed a text"
+
+
+def corpora(directory: Path, base: Path) -> None:
+    """Reads all documents of a corpus; each has as many sentences on both sides, of whole characters."""
+    names = {path.name for path in directory.iterdir()}
+    pair = {"src": directory / "a.src", "tgt": directory / "a.tgt"}
+    given = pair if "a.src" in names else {"path": directory / next(iter(names))}
+    for ends in ("blank_line", "line"):
+        for document in read_documents(CorpusSource(**given, documents=ends)):
+            assert document.tgt is not None and len(document.src) == len(document.tgt) > 0
+            "".join((document.id, *document.src, *document.tgt)).encode("utf-8")
+
+
+def recipes(directory: Path, base: Path) -> None:
+    """Reads a recipe with its overrides; errors are short."""
+    try:
+        overrides = json.loads((directory / "overrides.json").read_bytes())
+        recipe = load_yaml(Recipe, directory / "recipe.yaml", overrides)
+        recipe.model_config_for(300)
+        recipe.data.resolved()
+    except ReluformerError as error:
+        if len(str(error)) > MOST_CHARACTERS:
+            raise AssertionError(f"a message has {len(str(error))} characters") from error
+        raise
+
+
+def models(directory: Path, base: Path) -> None:
+    """Loads a model and translates with it."""
+    for text in rf.load(directory).translate(TEXTS):
+        text.encode("utf-8")
+
+
+def runs(directory: Path, base: Path) -> None:
+    """Reads everything that training would resume from; damage is refused or reported, or changes nothing."""
+    run, whole = RunDirectory(directory), RunDirectory(base)
+    checkpoint, problems = run.checkpoints.newest()
+    if checkpoint is not None and not problems:
+        good = whole.checkpoints.read(checkpoint.step)
+        assert checkpoint.state == good.state, "the state of a checkpoint changed"
+        for name, tensors in good.tensors.items():
+            assert all(tensor.equal(checkpoint.tensors[name][key]) for key, tensor in tensors.items()), (
+                "weights changed"
+            )
+    logged, history = run.log.events(), whole.log.events()
+    assert all(event in history for event in logged), "the history changed"
+    assert isinstance(run.status, dict) and isinstance(run.environments, list) and isinstance(run.recipe_values(), dict)
+    assert run.best_step is None or isinstance(run.best_step, int)
+    corpus = PreparedCorpus(directory / "data")
+    for split in ("train", "valid"):
+        corpus.checksum(split)
+        list(corpus.store(split))
+
+
+TARGETS: dict[str, Callable[[Path, Path], None]] = {
+    "documents": documents,
+    "corpora": corpora,
+    "recipes": recipes,
+    "models": models,
+    "runs": runs,
+}

@@ -1,0 +1,84 @@
+"""A short campaign of the fuzzers, and the findings of long ones, which are kept in `cases`."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+# Python 3.12 warns of a fork beside threads; the forks of the campaign use nothing that a thread holds.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+HERE = Path(__file__).parent
+INPUTS = 150
+SECONDS = 60.0
+"""A test must not depend on how busy a machine is; what hangs, hangs for longer."""
+CASES = sorted(path for path in (HERE / "cases").iterdir() if path.is_dir())
+
+
+@pytest.fixture(scope="module")
+def campaign() -> Iterator[ModuleType]:
+    """The module of the campaign, which is a command and no part of a package."""
+    spec = importlib.util.spec_from_file_location("fuzz_campaign", HERE / "campaign.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    path = list(sys.path)
+    spec.loader.exec_module(module)
+    yield module
+    sys.path[:] = path
+
+
+@pytest.fixture(scope="module")
+def base(campaign: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("fuzz") / "base"
+    campaign.targets.make_base(directory)
+    return directory
+
+
+@pytest.mark.parametrize("kind", ["documents", "corpora", "recipes", "models", "runs"])
+def test_damaged_input_works_or_is_refused(campaign: ModuleType, base: Path, tmp_path: Path, kind: str) -> None:
+    whole = campaign.base_files(kind, base)
+    for number in range(INPUTS):
+        campaign.write(campaign.inputs.make(kind, whole, 0, number), tmp_path / "input")
+        found = campaign.outcome(kind, tmp_path / "input", base)
+        assert found in ("ok", "refused"), f"python tests/fuzz/campaign.py --kinds {kind}: number {number}"
+
+
+@pytest.mark.parametrize("kind", ["models", "runs"])
+def test_whole_files_are_no_finding(campaign: ModuleType, base: Path, tmp_path: Path, kind: str) -> None:
+    campaign.write(campaign.base_files(kind, base), tmp_path / "input")
+    assert campaign.outcome(kind, tmp_path / "input", base) == "ok"
+
+
+def test_the_same_seed_gives_the_same_input(campaign: ModuleType, base: Path) -> None:
+    for kind in campaign.inputs.KINDS:
+        whole = campaign.base_files(kind, base)
+        first, again = (campaign.inputs.make(kind, whole, 3, 7) for _ in range(2))
+        assert first == again != campaign.inputs.make(kind, whole, 3, 8)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda path: path.name)
+def test_a_finding_does_not_come_back(campaign: ModuleType, base: Path, tmp_path: Path, case: Path) -> None:
+    kind = case.name.partition("-")[0]
+    files = {**campaign.base_files(kind, base), **campaign.inputs.read_files(case)}
+    campaign.write(files, tmp_path / "input")
+    worker = campaign.Worker(kind, base)
+    try:
+        assert worker.use(tmp_path / "input", SECONDS) in ("ok", "refused")
+    finally:
+        worker.close()
+
+
+def test_a_finding_is_noticed(
+    campaign: ModuleType, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(directory: Path, whole: Path) -> None:
+        raise KeyError("x")
+
+    monkeypatch.setitem(campaign.targets.TARGETS, "documents", fail)
+    counts = campaign.fuzz("documents", base, tmp_path / "input", 0, 2, float("inf"), tmp_path / "kept")
+    assert sum(counts.values()) == 2 and all(name.startswith("FINDING KeyError in ") for name in counts)
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["documents-0-0", "documents-0-1"]
