@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from reluformer.errors import StorageError
-from reluformer.files import alone_in, delete_partial, whole_directory, whole_file
+from reluformer.files import alone_in, delete_partial, whole_directory, whole_file, write_text
 
 fcntl = pytest.importorskip("fcntl", reason="this system has no file locks")
 
@@ -115,5 +116,5 @@ def test_no_file_takes_the_place_of_a_pipe_or_a_device(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for place, kind in ((tmp_path / "pipe", "named pipe"), (Path("/dev/null"), "device")):
         with pytest.raises(StorageError, match=f"is a {kind}, which a file cannot replace; name a regular file"):
-            files.write_text(place, "text")
+            write_text(place, "text")
     assert (tmp_path / "pipe").is_fifo()
