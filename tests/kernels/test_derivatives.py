@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import reluformer as rf
 from reluformer import kernels, rules
@@ -180,6 +181,32 @@ def test_moments_of_rows(causal: bool, masked: bool) -> None:
     for derivative in (*GRAPHS.values(), *TRANSFORMS.values()):
         wanted, got = derivative(loss, x, along), derivative(loss, x.float(), along.float())
         assert float((got - wanted).abs().max()) <= 2e-4 * float(wanted.abs().max())
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("rule", ["relu", "relu_exp"])
+def test_whoever_watches_operators_sees_them_and_the_same_numbers(rule: str) -> None:
+    class Watch(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: set[str] = set()
+
+        def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+            self.seen.add(str(function))
+            return function(*arguments, **(options or {}))
+
+    def gradient() -> Tensor:
+        x = normal(2, 2, QUERIES, 3 * WIDTH).float().requires_grad_()
+        loss_of(rule, "cpu", stats=False)(x).backward()
+        assert x.grad is not None
+        return x.grad
+
+    with Watch() as watch:
+        watched = gradient()
+    operators = {"reluformer.cpu_read.default", "reluformer.cpu_read_backward.default"}
+    centred = {"reluformer.cpu_moments.default", "reluformer.cpu_moments_backward.default"}
+    assert operators | (centred if rule == "relu_exp" else set()) <= watch.seen
+    assert torch.equal(watched, gradient())
 
 
 @pytest.mark.usefixtures("kernel")

@@ -6,7 +6,8 @@ grows with the number of tokens in both passes, not with the square of it.
 How an operator is wired. `kernels.run` asks `refusal` (can this read be done?) and for `impl="auto"` also `pays` (is
 it faster here?), turns the level of a row into a bias of the row, and calls `read`. That splits the bias, makes the
 numbers of the formula (`native_formula`) and calls an operator of torch: `reluformer::cpu_read`, or
-`reluformer::cpu_read_stats` with row statistics. An operator has a schema (`torch.library.define`), a kernel that packs
+`reluformer::cpu_read_stats` with row statistics. In plain eager mode it calls the kernel of the operator directly
+(`_Read`), as dispatch costs as much as a small read. An operator has a schema (`torch.library.define`), a kernel that packs
 the fields of a C struct and calls the library (`_forward`, `_backward`), a fake kernel that only allocates
 (`_fake_...`), and a gradient (`_save`, `_gradients`), so that torch.compile and torch.export see through it. A gradient
 that is differentiated again is computed with operations of PyTorch (`_dense`; see derivatives.py). Another
@@ -17,7 +18,7 @@ native/library.py, and a line in `read` that chooses it.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -186,12 +187,19 @@ def read(
     operands = (_float(q), _float(k), _float(v), visibility.key_mask, row_bias, key_bias)
     trains = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
     options = (MODES[mode], trains, visibility.hides_future, scale, *known)
+    if derivatives.eager(q):
+        kernel = _forward_stats if stats else _forward
+        output = _Read.apply(kernel, *operands, *options)  # type: ignore[no-untyped-call]
+    elif stats:
+        output = torch.ops.reluformer.cpu_read_stats(*operands, *options)
+    else:
+        output = torch.ops.reluformer.cpu_read(*operands, *options)
+    out = _back(output[0], v)
     if not stats:
-        out, *_ = torch.ops.reluformer.cpu_read(*operands, *options)
-        return _back(out, v), None
-    out, row_sum, entropy, zero_fraction, *_ = torch.ops.reluformer.cpu_read_stats(*operands, *options)
+        return out, None
+    row_sum, entropy, zero_fraction = output[1:4]
     n_visible = visibility.counts().expand(row_sum.shape)
-    return _back(out, v), RowStats(row_sum, entropy, zero_fraction, n_visible)
+    return out, RowStats(row_sum, entropy, zero_fraction, n_visible)
 
 
 def gathering_pays(weights: Tensor, width: int) -> bool:
@@ -423,11 +431,26 @@ def _gradients(ctx: Any, d_out: Tensor | None, *d_stats: Tensor | None) -> tuple
         return (*found[:3], None, *found[3:], *(None for _ in ctx.options))
     if d_out is None:
         d_out = q.new_zeros(()).expand(*q.shape[:3], v.size(3))
-    d_q, d_k, d_v, d_row_bias, d_key_bias = torch.ops.reluformer.cpu_read_backward(
+    backward = _backward if derivatives.eager(d_out) else torch.ops.reluformer.cpu_read_backward
+    d_q, d_k, d_v, d_row_bias, d_key_bias = backward(
         d_out, d_row_sum, d_entropy, d_out if out is None else out, sums, pairs, *operands, *ctx.options
     )
     d_biases = (None if row_bias is None else d_row_bias, None if key_bias is None else d_key_bias)
     return (d_q, d_k, d_v, None, *d_biases, *(None for _ in ctx.options))
+
+
+class _Read(torch.autograd.Function):
+    """An operator without its dispatch: `apply(kernel, *operands, *options)`."""
+
+    @staticmethod
+    def forward(ctx: Any, kernel: Callable[..., tuple[Tensor, ...]], *arguments: Any) -> tuple[Tensor, ...]:
+        output = kernel(*arguments)
+        _save(ctx, arguments, output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *d_output: Tensor | None) -> tuple[Tensor | None, ...]:
+        return None, *_gradients(ctx, *d_output)
 
 
 def _dense(

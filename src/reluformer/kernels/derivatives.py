@@ -5,6 +5,8 @@ needs. Everything else goes through operations that PyTorch differentiates and b
 
 * Inside a transform of `torch.func` (`grad`, `jvp`, `vmap`, ...) and where forward-mode derivatives are on, an operator
   refuses the read (`unsupported`), and `impl="auto"` takes the reference.
+* In plain eager mode the same kernels and gradients are called through a `torch.autograd.Function`, which costs a
+  fraction of the dispatch of an operator (`eager`). Whoever watches operators, as a compiler does, sees the operators.
 * Where the gradient is itself to be differentiated (`create_graph=True`), or is asked for in a batch, the backward pass
   of an operator computes the read once more with operations of PyTorch (`gradients`). Every further order is right, at
   the price of dense scores.
@@ -39,6 +41,25 @@ def unsupported() -> str | None:
 
 # A compiler evaluates it once while it traces; its own guards know both states.
 unsupported._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def eager(x: Tensor) -> bool:
+    """Return whether nobody watches the operators that are called now, so that a kernel may be called without one.
+
+    Compilers, tracers, dispatch modes and subclasses of tensors see operators, and must go on seeing them.
+
+    Args:
+        x: one of the inputs.
+
+    Example:
+        >>> eager(torch.zeros(2))
+        True
+    """
+    if type(x) not in (Tensor, torch.nn.Parameter) or torch.compiler.is_compiling():
+        return False
+    if torch._C._functorch.is_legacy_batchedtensor(x):  # a gradient that is asked for in a batch
+        return False
+    return not torch.jit.is_tracing() and torch._C._len_torch_dispatch_stack() == 0  # type: ignore
 
 
 def recomputes() -> bool:

@@ -77,7 +77,8 @@ def _exact_moments(
         scale = 1.0
     if _compiled(y, x):
         given = (packed_rows(y), packed_rows(x), visibility.key_mask)
-        mean, variance = torch.ops.reluformer.cpu_moments(*given, visibility.hides_future, scale)
+        operator = _Moments.apply if derivatives.eager(y) else torch.ops.reluformer.cpu_moments
+        mean, variance = operator(*given, visibility.hides_future, scale)  # type: ignore[no-untyped-call]
         return mean, variance if with_variance else None
     mean, variance = _composed(y, x, visibility, with_variance)
     return mean * scale, variance * scale**2 if with_variance else None
@@ -217,8 +218,23 @@ def _differentiate(ctx: Any, d_mean: Tensor, d_variance: Tensor) -> tuple[Tensor
             return mean * scale, variance * scale**2
 
         return (*derivatives.gradients(scaled, (y, x), (d_mean, d_variance)), None, None, None)
-    d_y, d_x = torch.ops.reluformer.cpu_moments_backward(d_mean, d_variance, *ctx.saved_tensors, *ctx.options)
+    backward = _backward if derivatives.eager(d_mean) else torch.ops.reluformer.cpu_moments_backward
+    d_y, d_x = backward(d_mean, d_variance, *ctx.saved_tensors, *ctx.options)
     return d_y, d_x, None, None, None
+
+
+class _Moments(torch.autograd.Function):
+    """The operator without its dispatch."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        output = _forward(*arguments)
+        _keep(ctx, arguments, output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *d_output: Any) -> tuple[Tensor | None, ...]:
+        return _differentiate(ctx, *d_output)
 
 
 torch.library.impl("reluformer::cpu_moments", "cpu")(_forward)
