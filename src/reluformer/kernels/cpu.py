@@ -7,8 +7,8 @@ How an operator is wired. `kernels.run` asks `refusal` (can this read be done?) 
 it faster here?), turns the level of a row into a bias of the row, and calls `read`. That splits the bias, makes the
 numbers of the formula (`native_formula`) and calls an operator of torch: `reluformer::cpu_read`, or
 `reluformer::cpu_read_stats` with row statistics. In plain eager mode it calls the kernel of the operator directly
-(`_Read`), as dispatch costs as much as a small read. An operator has a schema (`torch.library.define`), a kernel that packs
-the fields of a C struct and calls the library (`_forward`, `_backward`), a fake kernel that only allocates
+(`_Read`), as dispatch costs as much as a small read. An operator has a schema (`torch.library.define`), a kernel that
+packs the fields of a C struct and calls the library (`_forward`, `_backward`), a fake kernel that only allocates
 (`_fake_...`), and a gradient (`_save`, `_gradients`), so that torch.compile and torch.export see through it. A gradient
 that is differentiated again is computed with operations of PyTorch (`_dense`; see derivatives.py). Another
 path through the library needs a schema, a kernel and a fake kernel at the end of this file, a function in

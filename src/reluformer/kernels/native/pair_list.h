@@ -31,6 +31,9 @@ class PairList {
     int64_t index_bytes() const { return 8 * (tiles_ + 1); }
     static int64_t record_bytes(int64_t pairs) { return (PAIR_ROWS + 5 * pairs + 7) / 8 * 8; }
 
+    // Whether there is a list at all, as there is where a backward pass follows.
+    bool kept() const { return memory_ != nullptr; }
+
     // Before a forward pass: nothing is kept.
     void clear() const {
         if (memory_ == nullptr) return;

@@ -22,25 +22,30 @@
 
 static_assert(PAIR_ROWS == 2 * QUERIES && PAIR_SLOTS == KEYS, "sparse tiles are made of dense ones");
 
-constexpr int32_t SAMPLED = 64;          // slots of the first row that are looked at
-constexpr int32_t SAMPLED_NONZERO = 25;  // at most so many of them have a weight where reading sparsely pays
-constexpr int32_t LEAST_VISIBLE = 64;    // slots that the first row must see to tell anything
+// Slots of the first row that are looked at, fewer where the row is short.
+constexpr int32_t SAMPLED = 64, SAMPLED_OF_SHORT = 32, SHORT = 512;
+// Reading sparsely pays where at most this share of them has a weight; the backward pass gains more than the forward pass.
+constexpr float NONZERO_READING = 0.2f, NONZERO_TRAINING = 0.3f;
+// Slots that the first row must see: with fewer there is little to gain, and half a tile of each kind costs both.
+constexpr int32_t LEAST_VISIBLE = 128;
 
 // Whether rows first .. first + QUERIES of a head are read sparsely.
-inline bool reads_sparsely(const Problem& problem, const Rows& rows, int64_t mode, int64_t b, int64_t h, int64_t first) {
-    if (mode == DENSE || problem.activation == SIGMOID) return false;
-    if (mode == SPARSE) return true;
+inline bool reads_sparsely(const Problem& problem, const Rows& rows, const SparseRun& run, int64_t b, int64_t h,
+                           int64_t first) {
+    if (run.mode == DENSE || problem.activation == SIGMOID) return false;
+    if (run.mode == SPARSE) return true;
     const int64_t visible = rows.visible(b, first);
     if (visible < LEAST_VISIBLE) return false;
     const float* key_bias = problem.key_bias.at(b, h);
     const float row_bias = rows.given_bias(b, h, first), scale = static_cast<float>(problem.scale);
+    const int32_t samples = visible < SHORT ? SAMPLED_OF_SHORT : SAMPLED;
     int32_t nonzero = 0;
-    for (int32_t sample = 0; sample < SAMPLED; ++sample) {
-        const int32_t slot = rows.slots(b)[sample * visible / SAMPLED];
+    for (int32_t sample = 0; sample < samples; ++sample) {
+        const int32_t slot = rows.slots(b)[sample * visible / samples];
         const float bias = row_bias + (key_bias == nullptr ? 0.0f : key_bias[slot]);
         nonzero += scale * dot(problem.q.at(b, h, first), problem.k.at(b, h, slot), problem.width) + bias > 0.0f;
     }
-    return nonzero <= SAMPLED_NONZERO;
+    return static_cast<float>(nonzero) <= samples * (run.list.kept() ? NONZERO_TRAINING : NONZERO_READING);
 }
 
 INLINE bool any_sparse(const uint8_t* sparse, int64_t count) {
@@ -54,7 +59,7 @@ inline bool choose_rows(uint8_t* sparse, const Problem& problem, const Rows& row
     bool choice = false;
     for (int64_t i = begin; i < end; ++i) {
         const int64_t place = i % run.sequence, first = i - place % QUERIES;
-        if (first != decided) choice = reads_sparsely(problem, rows, run.mode, b, h, first);
+        if (first != decided) choice = reads_sparsely(problem, rows, run, b, h, first);
         decided = first;
         sparse[i - begin] = choice;
     }
