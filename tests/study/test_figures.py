@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from reluformer.study import experiment, figures
+from reluformer.study.plan import make_plan
+from reluformer.study.results import Results, StudyDirectory
 
 pytest.importorskip("matplotlib", reason="figures are drawn with matplotlib")
 
@@ -92,3 +95,22 @@ def test_lines_of_one_figure_are_told_apart(name: str) -> None:
             assert len({look["marker"] for look in looks}) == len(labels), figure.name
             if len(labels) <= len(figures.COLOURS):
                 assert len({look["color"] for look in looks}) == len(labels), figure.name
+
+
+def test_a_curve_has_a_point_for_each_label_and_a_line_for_each_rule(tmp_path: Path) -> None:
+    plan = make_plan(["zeros"], "small", 2, parts=["strength"])
+    study = StudyDirectory(tmp_path)
+    zeros = {"softmax": 0.0, "relu_exp": 0.8, "relu_exp -0.5": 0.6}
+    for cell in plan.cells:
+        if cell.labels["rule"] in zeros:
+            training, exam = cell.runs
+            found = zeros[cell.labels["rule"]]
+            study.write_result(training, {"status": "finished", "loss": 2.0 + found + 0.1 * cell.seed})
+            study.write_result(exam, {"status": "finished", "zeros": {"zeros": found, "dead": 0.0}})
+    (figure,) = [f for f in experiment.load("zeros").figures if f.name == "zeros-strength"]
+    data = figures.figure_data(figure, "zeros", Results(plan, study))
+    assert data is not None and data["kind"] == "lines"
+    (panel,) = data["panels"]
+    assert "zeros" in panel["xlabel"] and "cross-entropy" in panel["ylabel"]
+    lines = {series["label"]: [(p["x"], round(p["y"], 3)) for p in series["points"]] for series in panel["series"]}
+    assert lines == {"softmax": [(0.0, 2.05)], "relu_exp": [(0.6, 2.65), (0.8, 2.85)]}

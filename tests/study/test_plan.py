@@ -36,14 +36,23 @@ def test_experiments_that_ask_for_the_same_run_share_it(small: Plan) -> None:
         assert address(small, "variance", "training", 1, rule=ours) == address(
             small, "regularizer", "terms", 1, terms=theirs
         )
-    length = make_plan(["length", "maps"], "small", 1)
-    both = make_plan(["regularizer"], "small", 1)
-    assert address(length, "length", "documents", 0, rule="reluformer", length="512") == address(
-        both, "regularizer", "terms", 0, terms="both"
+    long = make_plan(["length", "maps", "zeros"], "small", 1)
+    softmax = address(long, "length", "contrast", 0, rule="softmax", length="1024")
+    assert address(long, "maps", "captions", 0, rule="softmax") == softmax
+    assert address(long, "zeros", "captions", 0, rule="softmax", length="1024") == softmax
+    assert address(long, "maps", "captions", 0, rule="reluformer") == address(
+        long, "length", "contrast", 0, rule="reluformer", length="1024"
     )
-    assert address(length, "maps", "documents", 0, rule="softmax", length="1024") == address(
-        length, "length", "documents", 0, rule="softmax", length="1024"
-    )
+
+
+def test_a_part_may_ask_for_more_seeds_and_the_user_decides() -> None:
+    def seeds(part: str, given: int | None) -> set[int]:
+        return {cell.seed for cell in make_plan(["length"], "small", given).cells if cell.part == part}
+
+    assert seeds("contrast", None) == set(range(6))
+    assert seeds("joined", None) == {0, 1}
+    assert seeds("context", None) == {0, 1, 2}
+    assert seeds("contrast", 2) == seeds("joined", 2) == {0, 1}
 
 
 def test_what_a_run_needs_stands_before_it(small: Plan) -> None:
@@ -53,7 +62,7 @@ def test_what_a_run_needs_stands_before_it(small: Plan) -> None:
             assert order.index(needed.address) < order.index(run.address)
 
 
-@pytest.mark.parametrize("name", ["ffn", "slots", "recall", "variance", "regularizer", "length", "maps"])
+@pytest.mark.parametrize("name", ["ffn", "slots", "recall", "variance", "regularizer", "length", "maps", "zeros"])
 @pytest.mark.parametrize("scale", ["small", "paper"])
 def test_the_protocol_equal_tokens_and_equal_search(name: str, scale: experiment.Scale) -> None:
     """Along the rule everything but the rule is equal, and every rule has as many trials, with a seed of their own."""

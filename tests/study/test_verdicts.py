@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from reluformer.errors import ConfigError
 from reluformer.study import verdicts
 from reluformer.study.experiment import Condition
 from reluformer.study.verdicts import MeasuredMeans, Sides, compare, reason, student
@@ -49,6 +50,15 @@ def test_losses_beside_each_other(a: dict[int, float], expected: dict[str, str])
     """Lower is better, the margin is 1 % of 3.0."""
     for test, outcome in expected.items():
         assert compare(a, BASE, condition(test))[0] == outcome, test
+
+
+def test_a_condition_may_have_a_margin_of_its_own() -> None:
+    worse = seeds(3.05, 3.07, 3.03)  # by 1.7 %
+    assert compare(worse, BASE, condition("not_worse"))[0] == "fails"
+    outcome, told = compare(worse, BASE, condition("not_worse", margin=2.5))
+    assert outcome == "holds" and told.endswith("margin 2.5 %")
+    with pytest.raises(ConfigError, match="takes no margin"):
+        condition("better", margin=2.5)
 
 
 def test_bleu_is_better_when_higher_and_its_margin_is_half_a_point() -> None:

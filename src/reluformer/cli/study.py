@@ -28,7 +28,10 @@ def study(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Experiments. Default: all.")] = None,
     scale: Annotated[str, typer.Option(help="quick (minutes), small (days on two cores) or paper (GPUs).")] = "quick",
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Seeds. Default: 1 for quick, otherwise 3.", show_default=False)
+        int | None,
+        typer.Option(
+            min=1, help="Seeds. Default: 1 for quick, otherwise 3, or what a part asks for.", show_default=False
+        ),
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time; they share the cores.")] = 2,
     shard: Annotated[
@@ -85,9 +88,7 @@ def study(
         return
     if not dry_run:
         require_extra("study", "the report of a study")
-    planned = plan.make_plan(
-        chosen, at, seeds or (1 if at == "quick" else 3), sweeps=sweeps, parts=part, rules=rule, plugins=plugin
-    )
+    planned = plan.make_plan(chosen, at, seeds, sweeps=sweeps, parts=part, rules=rule, plugins=plugin)
     folder = StudyDirectory(out or Path("runs/study") / scale)
     if dry_run:
         _dry_run(planned, folder, shard, jobs, as_json, console)

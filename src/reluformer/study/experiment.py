@@ -66,6 +66,8 @@ class Size(Config):
     grid: dict[str, list[str]] = Field(default_factory=dict)
     """The labels of an axis that run at this scale; all labels of an axis that is not named run."""
     after: After | None = None
+    seeds: int | None = Field(default=None, ge=1)
+    """The number of seeds, unless the user gives one; unset means that of the scale."""
 
 
 class Part(Config):
@@ -118,12 +120,16 @@ class Condition(Config):
     """The amount that the difference must exceed, in the unit of the metric's margin; 0 by default."""
     limit: float | None = None
     """The limit of `above` and `below`."""
+    margin: float | None = None
+    """The margin of `not_worse` and `equivalent`, in the unit of the metric's own margin, which it replaces."""
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
         _check_metric(measures.measure, self.metric)
         if (self.limit is not None) != (self.test in ("above", "below")):
             raise ValueError(f"test '{self.test}' {'takes no' if self.limit is not None else 'needs a'} limit")
+        if self.margin is not None and self.test not in ("not_worse", "equivalent"):
+            raise ValueError(f"test '{self.test}' takes no margin")
         return self
 
 
@@ -145,19 +151,23 @@ class Figure(Config):
     title: str
     caption: str = ""
     part: str
-    kind: Literal["points", "lines", "series", "reads", "map", "table"]
+    kind: Literal["points", "lines", "curve", "series", "reads", "map", "table"]
     metric: str | list[str]
     x: str | None = None
-    """The axis along the bottom of `lines`; its labels are numbers."""
+    """The axis along the bottom of `lines`, whose labels are numbers; the metric along the bottom of a `curve`."""
     log: Literal["", "x", "y", "xy"] = ""
 
     @model_validator(mode="after")
     def _draws_what_is_known(self) -> Self:
         for metric in [self.metric] if isinstance(self.metric, str) else self.metric:
-            if self.kind in ("points", "lines", "series"):
+            if self.kind in ("points", "lines", "curve", "series"):
                 _check_metric(measures.series if self.kind == "series" else measures.measure, metric)
-        if (self.kind == "lines") != (self.x is not None):
-            raise ValueError(f"figure '{self.name}': x is the axis along the bottom of `lines`, and of nothing else")
+        if (self.kind in ("lines", "curve")) != (self.x is not None):
+            raise ValueError(
+                f"figure '{self.name}': x is what `lines` or a `curve` have along the bottom, and no others"
+            )
+        if self.kind == "curve":
+            _check_metric(measures.measure, self.x or "")
         return self
 
 
@@ -189,7 +199,7 @@ class Experiment(Config):
                 self._check_place(condition.part, (condition.a, condition.b))
         for figure in self.figures:
             self._check_place(figure.part, ())
-            if figure.x is not None and figure.x not in self.parts[figure.part].grid:
+            if figure.kind == "lines" and figure.x not in self.parts[figure.part].grid:
                 raise ValueError(f"figure '{figure.name}': there is no axis '{figure.x}' in part '{figure.part}'")
         return self
 

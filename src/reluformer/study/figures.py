@@ -32,7 +32,8 @@ NUMBERS = {
     "relu2": 10,
     "sigmoid": 53,
     "entmax15": 40,
-    "relu_exp": 16,
+    "relu_exp": 60,
+    "relu_regularized": 2,
     "relu_chance": 21,
     "softpick": 22,
     "scalable_softmax": 23,
@@ -131,6 +132,33 @@ def _lines(figure: Figure, experiment: str, results: Results) -> list[dict[str, 
     return panels
 
 
+def _curves(figure: Figure, experiment: str, results: Results) -> list[dict[str, Any]]:
+    """Returns a panel for each metric and each place on the other axes, with one metric drawn against another.
+
+    A line joins the labels of the first axis that begin with the same word: `relu_exp` and `relu_exp 0.5` are
+    settings of one rule.
+    """
+    assert figure.x is not None
+    panels: dict[tuple[str, str], dict[str, Any]] = {}
+    for metric in _metrics(figure):
+        for place in results.places(experiment, figure.part):
+            label, *_ = place.values()
+            title = ", ".join(f"{axis} {name}" for axis, name in list(place.items())[1:])
+            labels = {"xlabel": measures.label(figure.x), "ylabel": measures.label(metric)}
+            panel = panels.setdefault((metric, title), {"title": title, **labels, "series": []})
+            along = results.values(experiment, figure.part, place, figure.x)
+            values = results.values(experiment, figure.part, place, metric)
+            if not along or not values:
+                continue
+            name = label.split()[0]
+            if not any(series["label"] == name for series in panel["series"]):
+                panel["series"].append({"label": name, "points": []})
+            series = next(series for series in panel["series"] if series["label"] == name)
+            series["points"].append(point(sum(along.values()) / len(along), list(values.values()), "y" in figure.log))
+            series["points"].sort(key=lambda found: found["x"])
+    return list(panels.values())
+
+
 def _series(figure: Figure, experiment: str, results: Results) -> list[dict[str, Any]]:
     """Returns a panel for each metric and each place on the other axes; it has a line for each label of the first."""
     panels: dict[tuple[str, str], dict[str, Any]] = {}
@@ -185,7 +213,7 @@ def _maps(figure: Figure, experiment: str, results: Results) -> list[dict[str, A
     return panels
 
 
-_PANELS = {"points": _dots, "lines": _lines, "series": _series, "reads": _reads, "map": _maps}
+_PANELS = {"points": _dots, "lines": _lines, "curve": _curves, "series": _series, "reads": _reads, "map": _maps}
 
 
 # ------------------------------------------------------------------ drawing

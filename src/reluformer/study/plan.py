@@ -25,6 +25,10 @@ VERSION = 1
 """Version of the study. It is raised when a change makes new results incomparable with old ones."""
 
 
+SEEDS: Mapping[Scale, int] = {"quick": 1, "small": 3, "paper": 3}
+"""The number of seeds at each scale, unless a part or the user gives another."""
+
+
 @dataclass(frozen=True)
 class Run:
     """One computation. `content` is plain data and holds everything that decides the result."""
@@ -151,7 +155,7 @@ class Plan:
 def make_plan(
     names: Iterable[str],
     scale: Scale,
-    seeds: int,
+    seeds: int | None,
     *,
     sweeps: bool = False,
     parts: Iterable[str] = (),
@@ -163,7 +167,7 @@ def make_plan(
     Args:
         names: The experiments.
         scale: The scale at which they run.
-        seeds: The number of seeds, from 0 on.
+        seeds: The number of seeds, from 0 on; None takes that of each part, or that of the scale.
         sweeps: Whether parts that are sweeps run too.
         parts: Only these parts run, whether they are sweeps or not; all parts if it is empty.
         rules: Rules that join every axis `rule` whose choices are values of a single key.
@@ -178,7 +182,7 @@ def make_plan(
         >>> len(plan.runs)
         4
     """
-    if seeds < 1:
+    if seeds is not None and seeds < 1:
         raise ArgumentError(f"--seeds {seeds}: at least 1")
     loaded = [experiments.load(name) for name in names]
     plan = Plan(scale, loaded)
@@ -186,11 +190,14 @@ def make_plan(
     known = dict.fromkeys(name for one in loaded for name in one.parts)
     for name in wanted - known.keys():
         raise UnknownNameError(f"unknown part '{name}'; {nearest(name, known)}")
-    for seed in range(seeds):
+    sizes = [part.scales[scale].seeds or 0 for one in loaded for part in one.parts.values() if scale in part.scales]
+    for seed in range(seeds or max([SEEDS[scale], *sizes])):
         for one in loaded:
             for name, part in one.parts.items():
                 asked_for = name in wanted if wanted else sweeps or not part.sweep
                 if scale not in part.scales or not asked_for:
+                    continue
+                if seed >= (seeds or part.scales[scale].seeds or SEEDS[scale]):
                     continue
                 for labels, changes in _cells(part, scale, rules):
                     added = labels.get("rule") not in part.grid["rule"].choices if "rule" in labels else False

@@ -198,8 +198,9 @@ def _table(one: Experiment, part: str, results: Results) -> Table | None:
 def _metrics(one: Experiment, part: str) -> list[str]:
     wanted = [c.metric for j in one.verdicts for c in (*j.conditions, *j.requires) if c.part == part]
     for figure in one.figures:
-        if figure.part == part and figure.kind in ("points", "lines"):
+        if figure.part == part and figure.kind in ("points", "lines", "curve"):
             wanted += [figure.metric] if isinstance(figure.metric, str) else figure.metric
+            wanted += [figure.x] if figure.kind == "curve" and figure.x else []
     return list(dict.fromkeys(wanted))
 
 

@@ -160,7 +160,8 @@ def compare(a: Mapping[int, float], b: Mapping[int, float], condition: Condition
         return "undecided", "nothing to compare"
     base = abs(statistics.fmean([y for _, y in pairs if math.isfinite(y)] or [0.0]))
     unit = base / 100 if rule.relative else 1.0
-    margin, by = rule.margin * unit, (condition.by or 0.0) * unit
+    allowed = rule.margin if condition.margin is None else condition.margin
+    margin, by = allowed * unit, (condition.by or 0.0) * unit
     differences = [sign * (x - y) for x, y in pairs]
     if any(map(math.isinf, differences)):
         outcome, text = _with_divergence(differences, condition.test, margin, by)
@@ -169,7 +170,7 @@ def compare(a: Mapping[int, float], b: Mapping[int, float], condition: Condition
         outcome = _outcome(condition, wide, narrow, margin, by)
         text = _difference(wide, unit, rule)
         if condition.test in ("not_worse", "equivalent") and len(pairs) > 1:  # what decides them
-            text += f", 90 % {_span(narrow, unit, rule)}, margin {rule.margin:g}{' %' if rule.relative else ''}"
+            text += f", 90 % {_span(narrow, unit, rule)}, margin {allowed:g}{' %' if rule.relative else ''}"
     if len(pairs) < LEAST_SEEDS:
         return "undecided", f"{text}; {LEAST_SEEDS} seeds are needed"
     return outcome, text
