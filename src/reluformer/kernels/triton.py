@@ -5,7 +5,7 @@ computed here from n_i and the `rules.Formula`, and a bias of the rows is part o
 by its row sum is the same read with the division after it, so it costs no second pass.
 
 These kernels are opt-in (`impl="triton"`): no GPU was at hand when they were written. They are tested under Triton's
-interpreter (TRITON_INTERPRET=1) and by compiling them for a GPU (sm_80); they have never been run on one or timed.
+interpreter (TRITON_INTERPRET=1) and by compiling them for sm_80 and sm_90; they have never been run on a GPU or timed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -254,16 +254,29 @@ def _nothing(q: Tensor, k: Tensor) -> bool:
     return q.size(0) * q.size(1) * q.size(2) * k.size(2) == 0
 
 
-def tile_of(width: int, dtype: torch.dtype) -> tuple[int, int, int]:
-    """Rows and slots of a tile and the stages of its pipeline, for heads of `width` (padded).
+class Tile(NamedTuple):
+    """The rows and slots of a tile, the stages of its pipeline and the warps of a program."""
 
-    So that every kernel fits into the 99 KB of shared memory that most GPUs give a block; not
-    tuned by timing. float32 is multiplied exactly, without tensor cores.
+    rows: int
+    slots: int
+    stages: int
+    warps: int
+
+
+def tile_of(kernel: str, width: int, dtype: torch.dtype) -> Tile:
+    """Return the tile of a kernel of `triton_tiles` for heads of `width`, padded to a power of two.
+
+    The tiles were chosen by what the compiler reports for sm_80 and sm_90 (benchmarks/gpu_compile.py), not by timing:
+    hardly a register is spilled, and every kernel fits into the 99 KB of shared memory that most GPUs give a program.
+    float32 is multiplied exactly, without tensor cores. The gradients of slots are two sums: their tiles are smaller.
     """
     if dtype == torch.float32:
         side = 64 if width <= 16 else 32 if width <= 128 else 16
-        return side, side, 1
-    return (64, 64, 2) if width <= 128 else (32, 32, 2)
+        return Tile(side, side, stages=1, warps=8 if width >= 64 else 4)
+    if kernel == "differentiate_slots" and width >= 64:
+        return Tile(64 if width == 64 else 32, 32, stages=2, warps=4 if width == 128 else 8)
+    side = 64 if width <= 128 else 32
+    return Tile(side, side, stages=2, warps=8 if width >= 64 else 4)
 
 
 class KernelArguments:
@@ -295,8 +308,8 @@ class KernelArguments:
         self.sizes = (*strides, q.size(1), q.size(2), k.size(2), max(first, 0), scale)
         widths = q.size(-1), v.size(-1)
         padded = [max(16, 1 << (width - 1).bit_length()) for width in widths]
-        rows, slots, self.stages = tile_of(max(padded), q.dtype)
-        self.constants = dict(D=widths[0], DV=widths[1], BD=padded[0], BV=padded[1], BQ=rows, BK=slots)
+        self.width, self.dtype = max(padded), q.dtype
+        self.constants = dict(D=widths[0], DV=widths[1], BD=padded[0], BV=padded[1])
         self.constants |= dict(ACTIVATION=activation, CAUSAL=first >= 0, MASKED=key_mask is not None)
         self.constants |= dict(BIASED=bias is not None, SUMS=sums, ENTROPIES=entropies)
         self.constants |= dict(WIDEN=q.dtype == torch.bfloat16 and _interpreted())
@@ -305,12 +318,13 @@ class KernelArguments:
         """Run `kernel` on the tiles of "rows" or "slots" of every head; own: constants that only it has."""
         from reluformer.kernels import triton_tiles
 
-        tile = self.constants["BQ" if tiled == "rows" else "BK"]
-        grid = (-(-self.lengths[tiled] // tile), self.heads_in_all)
+        tile = tile_of(kernel, self.width, self.dtype)
+        grid = (-(-self.lengths[tiled] // (tile.rows if tiled == "rows" else tile.slots)), self.heads_in_all)
+        constants = dict(self.constants, BQ=tile.rows, BK=tile.slots, **own)
+        # Triton 3.10 changes the default of enable_fp_fusion
+        options = dict(num_stages=tile.stages, num_warps=tile.warps, enable_fp_fusion=True)
         guard: AbstractContextManager[Any] = nullcontext()
         if self.device.type == "cuda":
             guard = torch.cuda.device(self.device)
         with guard:
-            getattr(triton_tiles, kernel)[grid](
-                *self.tensors, *outputs, *self.sizes, **self.constants, **own, num_stages=self.stages
-            )
+            getattr(triton_tiles, kernel)[grid](*self.tensors, *outputs, *self.sizes, **constants, **options)
