@@ -186,6 +186,13 @@ def test_every_number_has_an_upper_limit(section: type[Config], name: str, numbe
     assert len(str(error.value)) < 1_000
 
 
+@pytest.mark.parametrize("values", [{"\ud800": 1}, {"norm": "\ud800"}, {"ffn": {"\ud800": 1}}, {"ffn": "\ud800"}])
+def test_half_a_character_is_refused(values: dict[str, object]) -> None:
+    with pytest.raises(ConfigError) as error:
+        ModelConfig(vocab_size=10, **values)
+    str(error.value).encode("utf-8", "backslashreplace")
+
+
 def test_the_nearest_number_of_heads_is_found(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="use heads=64 or a multiple of 60 as width"):
         ModelConfig(vocab_size=10, width=2**16, heads=60)

@@ -54,6 +54,8 @@ class Config(BaseModel):
             super().__init__(**values)
         except ValidationError as error:
             raise _Findings(_findings(type(self), error)) from None
+        except UnicodeEncodeError:
+            raise ConfigError("a key or value holds half a surrogate pair, which is no text") from None
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], where: str) -> Self:

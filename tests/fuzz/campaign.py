@@ -37,6 +37,8 @@ from reluformer.errors import ReluformerError
 
 SECONDS = 5.0
 MEGABYTES = 500
+_TICK, _PATIENCE = 0.1, 6
+"""Seconds between two looks at a process, and how many times the limit it may wait without using a processor."""
 FORK = multiprocessing.get_context("fork")
 """A fork has everything imported, so that a killed process costs milliseconds."""
 
@@ -84,6 +86,14 @@ def _peak() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def _processor_seconds(process: int | None) -> float:
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class Worker:
     """A process that uses inputs; it is killed when one takes too long, and started again."""
 
@@ -106,7 +116,7 @@ class Worker:
         """Returns the outcome of an input, also when it hangs or kills the process."""
         try:
             self._connection.send(str(directory))
-            if self._connection.poll(seconds):
+            if self._answers(seconds):
                 return str(self._connection.recv())
             result = f"hangs for more than {seconds:g} s"
         except (EOFError, OSError):
@@ -115,6 +125,17 @@ class Worker:
         self.close()
         self._start()
         return result
+
+    def _answers(self, seconds: float) -> bool:
+        """Waits for an answer. Time counts while this process runs, and on a busy machine also that of the other."""
+        waited, busy = 0.0, _processor_seconds(self._process.pid)
+        while waited < seconds or (
+            waited < _PATIENCE * seconds and _processor_seconds(self._process.pid) - busy < seconds
+        ):
+            if self._connection.poll(_TICK):
+                return True
+            waited += _TICK
+        return False
 
     def close(self) -> None:
         """Ends the process."""

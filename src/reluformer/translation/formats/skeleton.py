@@ -256,6 +256,8 @@ def split_units(text: str, splitter: Splitter, find_spans: SpanFinder = no_spans
     Returns:
         Parts whose raw text, joined, is `text`.
     """
+    if not text or text.isspace():
+        return [text]
     spans = find_spans(text)
     shadow = _shadow(text, spans)
     parts: list[TextPart] = []
