@@ -162,3 +162,14 @@ def test_a_plugin_is_known_to_what_a_training_starts_from(with_plugin: Callable[
     starts = [{cell.labels["rule"]: cell.runs[0].start for cell in plan.cells} for plan in plans]
     first, second = ({rule: run.address for rule, run in found.items() if run is not None} for found in starts)
     assert {rule for rule in first if first[rule] != second[rule]} == {"mine"}
+
+
+def test_only_some_values_of_an_axis_are_planned() -> None:
+    whole = make_plan(["recall"], "quick", 1)
+    part = make_plan(["recall"], "quick", 1, only={"rule": ["softmax", "relu"]})
+    assert {cell.labels["rule"] for cell in part.cells} == {"softmax", "relu"}
+    assert set(part.runs) < set(whole.runs)
+    with pytest.raises(UnknownNameError, match="--only rule=sofmax: unknown value; did you mean 'softmax'"):
+        make_plan(["recall"], "quick", 1, only={"rule": ["sofmax"]})
+    with pytest.raises(UnknownNameError, match="unknown axis 'rules'; did you mean 'rule'"):
+        make_plan(["recall"], "quick", 1, only={"rules": ["softmax"]})

@@ -131,7 +131,8 @@ def test_every_metric_and_series_can_be_computed_from_a_row() -> None:
     }
     row = table_row(result, {})
     assert len(json.dumps(row)) < len(json.dumps(result))
-    arguments = {"accuracy": "accuracy@64", "speed": "speed@relu@softmax"}
+    arguments = {"speed": "speed@relu@softmax"}
+    arguments |= {name: f"{name}@64" for name in ("accuracy", "zeros_by_slots", "dead_by_slots")}
     for name in measures.MEASURES:
         metric = arguments.get(name, name)
         assert measures.value(metric, {"training": row}) == measures.value(metric, {"training": result}), name

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from reluformer.cli.activity import activity
 from reluformer.cli.options import AsJson, Plugins, require_extra
+from reluformer.errors import ArgumentError
 from reluformer.training.progress import SECONDS_BETWEEN_LINES, duration
 
 if TYPE_CHECKING:
@@ -44,6 +45,12 @@ def study(
         Path | None, typer.Option(help="Folder that holds multi30k/, europarl7-doc/, ...", show_default=False)
     ] = None,
     part: Annotated[list[str], typer.Option(help="Run only this part of the experiments; repeatable.")] = [],  # noqa: B006
+    only: Annotated[
+        list[str],
+        typer.Option(
+            metavar="AXIS=VALUE,...", help="Run only these values of an axis, e.g. rule=softmax,relu; repeatable."
+        ),
+    ] = [],  # noqa: B006
     sweeps: Annotated[bool, typer.Option("--sweeps", help="Also run the sweeps on which no verdict rests.")] = False,
     rule: Annotated[
         list[str], typer.Option(help="Also run this rule in the parts that need no recipe; repeatable.")
@@ -88,7 +95,7 @@ def study(
         return
     if not dry_run:
         require_extra("study", "the report of a study")
-    planned = plan.make_plan(chosen, at, seeds, sweeps=sweeps, parts=part, rules=rule, plugins=plugin)
+    planned = plan.make_plan(chosen, at, seeds, sweeps=sweeps, parts=part, only=_axes(only), rules=rule, plugins=plugin)
     folder = StudyDirectory(out or Path("runs/study") / scale)
     if dry_run:
         _dry_run(planned, folder, shard, jobs, as_json, console)
@@ -103,6 +110,17 @@ def study(
         enter_verdicts(paper_map, written.verdicts)
     if failures:
         raise typer.Exit(1)
+
+
+def _axes(only: list[str]) -> dict[str, list[str]]:
+    """Return the values of each axis in AXIS=VALUE,VALUE."""
+    found: dict[str, list[str]] = {}
+    for given in only:
+        axis, separator, values = given.partition("=")
+        if not separator or not values:
+            raise ArgumentError(f"--only {given}: give an axis and its values, as in --only rule=softmax,relu")
+        found.setdefault(axis.strip(), []).extend(value.strip() for value in values.split(","))
+    return found
 
 
 def _check_rules(names: list[str]) -> None:

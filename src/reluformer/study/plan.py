@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -159,6 +159,7 @@ def make_plan(
     *,
     sweeps: bool = False,
     parts: Iterable[str] = (),
+    only: Mapping[str, Collection[str]] | None = None,
     rules: Iterable[str] = (),
     plugins: Iterable[Path] = (),
 ) -> Plan:
@@ -170,12 +171,13 @@ def make_plan(
         seeds: The number of seeds, from 0 on; None takes that of each part, or that of the scale.
         sweeps: Whether parts that are sweeps run too.
         parts: Only these parts run, whether they are sweeps or not; all parts if it is empty.
+        only: For some axes of the grids the values that run; parts without such an axis run whole.
         rules: Rules that join every axis `rule` whose choices are values of a single key.
         plugins: The files that define rules of the user.
 
     Raises:
         ArgumentError: There is nothing to run, or no seed.
-        UnknownNameError: An experiment or a part does not exist.
+        UnknownNameError: An experiment, a part, or an axis or value of `only` does not exist.
 
     Example:
         >>> plan = make_plan(["variance"], "quick", seeds=1, parts=["reads"])
@@ -190,6 +192,8 @@ def make_plan(
     known = dict.fromkeys(name for one in loaded for name in one.parts)
     for name in wanted - known.keys():
         raise UnknownNameError(f"unknown part '{name}'; {nearest(name, known)}")
+    only = only or {}
+    _check_values(loaded, only, rules)
     sizes = [part.scales[scale].seeds or 0 for one in loaded for part in one.parts.values() if scale in part.scales]
     for seed in range(seeds or max([SEEDS[scale], *sizes])):
         for one in loaded:
@@ -200,6 +204,8 @@ def make_plan(
                 if seed >= (seeds or part.scales[scale].seeds or SEEDS[scale]):
                     continue
                 for labels, changes in _cells(part, scale, rules):
+                    if any(labels.get(axis, next(iter(values), "")) not in values for axis, values in only.items()):
+                        continue
                     added = labels.get("rule") not in part.grid["rule"].choices if "rule" in labels else False
                     used = _Plugins(plugin, None if added else plugged)
                     runs = tuple(_runs(part, scale, labels, changes, seed, used))
@@ -207,6 +213,22 @@ def make_plan(
     if not plan.cells:
         raise ArgumentError(f"nothing to run at scale '{scale}' with these parts; some run only at another one")
     return plan
+
+
+def _check_values(loaded: Iterable[Experiment], only: Mapping[str, Collection[str]], rules: Iterable[str]) -> None:
+    """Refuses axes and values that no grid of the experiments has."""
+    known: dict[str, dict[str, None]] = {}
+    for one in loaded:
+        for part in one.parts.values():
+            for axis, choices in part.grid.items():
+                known.setdefault(axis, {}).update(dict.fromkeys(choices.choices))
+    known.get("rule", {}).update(dict.fromkeys(rules))
+    for axis, values in only.items():
+        if axis not in known:
+            raise UnknownNameError(f"--only {axis}=...: unknown axis '{axis}'; {nearest(axis, known)}")
+        for value in values:
+            if value not in known[axis]:
+                raise UnknownNameError(f"--only {axis}={value}: unknown value; {nearest(value, known[axis])}")
 
 
 def _cells(part: Part, scale: Scale, rules: Iterable[str]) -> Iterator[tuple[dict[str, str], Changes]]:
