@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from reluformer import environment
-from reluformer.cli import data, doctor, evaluate, export, inspect, study, train, translate
+from reluformer.cli import data, doctor, evaluate, export, inspect, relufy, study, train, translate
 from reluformer.errors import ReluformerError, UnfinishedRunWarning
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -41,6 +41,7 @@ app.command(name="inspect")(inspect.inspect)
 app.command(name="study")(study.study)
 app.command(name="bench")(doctor.bench)
 app.command(name="export")(export.export)
+app.command(name="relufy")(relufy.relufy)
 app.command(name="serve")(export.serve)
 app.command(name="doctor")(doctor.doctor)
 
