@@ -59,6 +59,8 @@ computed again there, with the same result."""
 PAIR_BYTES = 5
 KEPT_SHARE = 0.3
 """A read with a larger share of nonzero pairs is hardly read sparsely, so its list is never larger than this."""
+CHOSEN_ROWS, LEAST_VISIBLE = 96, 128
+"""Rows are read sparsely or not so many at a time, and only if the first of them sees so many slots (sparse_rows.h)."""
 GATHERED_ROWS = 4
 GATHERED_ZEROS = 0.75
 GATHERED_VALUES = 2**18
@@ -323,6 +325,9 @@ def _pair_bytes(q: Tensor, k: Tensor, options: tuple[Any, ...]) -> int:
     if not trains or mode == MODES["cpu_dense"] or activation == ACTIVATIONS["sigmoid"]:
         return 0
     batch, heads, queries, _ = q.shape
+    last_choice = (queries - 1) // CHOSEN_ROWS * CHOSEN_ROWS if causal else queries - 1
+    if mode == MODES["cpu"] and k.size(2) - queries + last_choice + 1 < LEAST_VISIBLE:
+        return 0
     visible = batch * heads * queries * k.size(2) / (1 + causal)
     index = _index_bytes(batch, heads, queries, k.size(2))
     return index + min(KEPT_PAIRS, int(KEPT_SHARE * PAIR_BYTES * visible))

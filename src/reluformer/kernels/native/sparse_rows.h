@@ -16,36 +16,33 @@
 //
 // Tasks and their order are those of the dense read, so one thread and many give the same bits.
 //
-// Rows of one sequence are chosen QUERIES at a time, by the first of them alone: it is a row of the sequence whenever any
-// of them is, so the choice does not depend on how far a sequence was padded, nor on any other sequence.
+// Rows of one sequence are chosen QUERIES at a time, by the first of them and the first ones of the three lots before:
+// these are rows of the sequence whenever any of the lot is, so the choice does not depend on how far a sequence was
+// padded, nor on any other sequence.
 #pragma once
 
 static_assert(PAIR_ROWS == 2 * QUERIES && PAIR_SLOTS == KEYS, "sparse tiles are made of dense ones");
 
-// Slots of the first row that are looked at, fewer where the row is short.
-constexpr int32_t SAMPLED = 64, SAMPLED_OF_SHORT = 32, SHORT = 512;
-// Reading sparsely pays where at most this share of them has a weight; the backward pass gains more than the forward pass.
-constexpr float NONZERO_READING = 0.2f, NONZERO_TRAINING = 0.3f;
-// Slots that the first row must see: with fewer there is little to gain, and half a tile of each kind costs both.
+constexpr int32_t SAMPLED = 32;  // slots of a first row that are looked at
+constexpr int32_t WINDOW = 4;    // first rows that decide together
+// Slots that a first row must see: with fewer there is little to gain, and half a tile of each kind costs both.
 constexpr int32_t LEAST_VISIBLE = 128;
+// Reading sparsely pays where at most this share of them has a weight; the backward pass gains more than the forward pass.
+constexpr float NONZERO_READING = 0.25f, NONZERO_TRAINING = 0.33f;
 
-// Whether rows first .. first + QUERIES of a head are read sparsely.
-inline bool reads_sparsely(const Problem& problem, const Rows& rows, const SparseRun& run, int64_t b, int64_t h,
-                           int64_t first) {
-    if (run.mode == DENSE || problem.activation == SIGMOID) return false;
-    if (run.mode == SPARSE) return true;
-    const int64_t visible = rows.visible(b, first);
-    if (visible < LEAST_VISIBLE) return false;
+// How many of SAMPLED slots have a weight in a row; -1 where it sees too few slots to tell.
+inline int32_t sampled_nonzero(const Problem& problem, const Rows& rows, int64_t b, int64_t h, int64_t row) {
+    const int64_t visible = rows.visible(b, row);
+    if (visible < LEAST_VISIBLE) return -1;
     const float* key_bias = problem.key_bias.at(b, h);
-    const float row_bias = rows.given_bias(b, h, first), scale = static_cast<float>(problem.scale);
-    const int32_t samples = visible < SHORT ? SAMPLED_OF_SHORT : SAMPLED;
+    const float row_bias = rows.given_bias(b, h, row), scale = static_cast<float>(problem.scale);
     int32_t nonzero = 0;
-    for (int32_t sample = 0; sample < samples; ++sample) {
-        const int32_t slot = rows.slots(b)[sample * visible / samples];
+    for (int32_t sample = 0; sample < SAMPLED; ++sample) {
+        const int32_t slot = rows.slots(b)[sample * visible / SAMPLED];
         const float bias = row_bias + (key_bias == nullptr ? 0.0f : key_bias[slot]);
-        nonzero += scale * dot(problem.q.at(b, h, first), problem.k.at(b, h, slot), problem.width) + bias > 0.0f;
+        nonzero += scale * dot(problem.q.at(b, h, row), problem.k.at(b, h, slot), problem.width) + bias > 0.0f;
     }
-    return static_cast<float>(nonzero) <= samples * (run.list.kept() ? NONZERO_TRAINING : NONZERO_READING);
+    return nonzero;
 }
 
 INLINE bool any_sparse(const uint8_t* sparse, int64_t count) {
@@ -55,13 +52,27 @@ INLINE bool any_sparse(const uint8_t* sparse, int64_t count) {
 // Sets the flags of rows begin .. end of a head; whether any is set.
 inline bool choose_rows(uint8_t* sparse, const Problem& problem, const Rows& rows, const SparseRun& run, int64_t b,
                         int64_t h, int64_t begin, int64_t end) {
-    int64_t decided = -1;
-    bool choice = false;
-    for (int64_t i = begin; i < end; ++i) {
-        const int64_t place = i % run.sequence, first = i - place % QUERIES;
-        if (first != decided) choice = reads_sparsely(problem, rows, run, b, h, first);
-        decided = first;
-        sparse[i - begin] = choice;
+    if (run.mode != AUTOMATIC || problem.activation == SIGMOID) {
+        std::memset(sparse, run.mode == SPARSE && problem.activation != SIGMOID, static_cast<size_t>(end - begin));
+        return any_sparse(sparse, end - begin);
+    }
+    const float limit = run.list.kept() ? NONZERO_TRAINING : NONZERO_READING;
+    int32_t found[WINDOW];
+    int64_t looked = -1;  // the last first row whose entry in `found` is known, and with it those before it
+    for (int64_t i = begin; i < end;) {
+        const int64_t place = i % run.sequence, start = i - place, first = i - place % QUERIES;
+        const int64_t oldest = first - (WINDOW - 1) * QUERIES < start ? start : first - (WINDOW - 1) * QUERIES;
+        int32_t nonzero = 0, samples = 0;
+        for (int64_t row = oldest; row <= first; row += QUERIES) {
+            int32_t& count = found[(row - start) / QUERIES % WINDOW];
+            if (looked < row) count = sampled_nonzero(problem, rows, b, h, row);
+            if (count >= 0) nonzero += count, samples += SAMPLED;
+        }
+        looked = first;
+        const bool enough = rows.visible(b, first) >= LEAST_VISIBLE;
+        const bool choice = enough && static_cast<float>(nonzero) <= samples * limit;
+        const int64_t sequence_end = start + run.sequence, block_end = first + QUERIES;
+        for (; i < end && i < sequence_end && i < block_end; ++i) sparse[i - begin] = choice;
     }
     return any_sparse(sparse, end - begin);
 }
