@@ -36,6 +36,44 @@ class TestFeedForward:
         expected = ffn.norm(read + ffn.values.bias if bias else read)
         torch.testing.assert_close(ffn(x)[0], expected)
 
+    @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no_bias"])
+    @pytest.mark.parametrize("rule", ["relu", "relu_plain", "relu2", "rela"])
+    def test_training_of_many_rows_goes_through_the_kernel(
+        self, rule: str, bias: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if reason := cpu.unavailable():
+            pytest.skip(reason)
+        ffn = FeedForward(24, 1024, rules.get(rule), bias=bias)
+        exact = FeedForward(24, 1024, rules.get(rule), bias=bias).double()
+        exact.load_state_dict(ffn.state_dict())
+        x, probe = normal(2, 150, 24), normal(2, 150, 24, seed=1)
+        products: list[tuple[int, ...]] = []
+        linear = torch.nn.functional.linear
+        monkeypatch.setattr(torch.nn.functional, "linear", lambda *a: (products.append(a[0].shape), linear(*a))[1])
+        found = []
+        for layer, dtype in ((ffn, torch.float32), (exact, torch.float64)):
+            leaves = [x.to(dtype).requires_grad_(), *layer.parameters()]
+            out = layer(leaves[0])[0]
+            found.append((out.detach(), *torch.autograd.grad((out * probe.to(dtype)).sum(), leaves)))
+        assert len(products) == 2  # those of the exact layer: float64 is not for the kernel
+        for one, other in zip(*found, strict=True):
+            assert float((one - other).abs().max()) <= 2e-5 * max(1.0, float(other.abs().max()))
+
+    @pytest.mark.parametrize("how", ["few rows", "eval", "no gradient", "hook", "replaced", "softmax"])
+    def test_other_reads_of_learned_slots_are_dense_products(self, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Scaled(torch.nn.Linear):
+            """A linear layer that somebody else put in."""
+
+        ffn = FeedForward(8, 2048, rules.get("softmax" if how == "softmax" else "relu")).train(how != "eval")
+        x = normal(1, 8 if how == "few rows" else 300, 8)
+        if how == "hook":
+            ffn.keys.register_forward_hook(lambda *_: None)
+        if how == "replaced":
+            ffn.keys = Scaled(8, 2048)
+        monkeypatch.setattr(rf.memory, "read", lambda *_, **__: pytest.fail("it went through the kernel"))
+        with torch.set_grad_enabled(how != "no gradient"):
+            assert ffn(x)[0].shape == x.shape
+
     def test_at_inference_a_few_rows_read_only_the_slots_that_fired(self, monkeypatch: pytest.MonkeyPatch) -> None:
         if reason := cpu.unavailable():
             pytest.skip(reason)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from reluformer import memory
+from reluformer import kernels, memory
 from reluformer.memory import RowStats
 from reluformer.rules import OutputNorm, Pointwise, Rule
 
@@ -60,8 +60,8 @@ _OUTPUT_NORMS: dict[OutputNorm | None, Callable[[int], nn.Module]] = {
 class FeedForward(nn.Module):
     """A read of learned slots: rule(x K^T + b) V + c.
 
-    `memory.read` with scale 1 and the key bias is the specification; with every slot
-    visible to every query two dense products compute it faster than any tiled read.
+    `memory.read` with scale 1 and the key bias is the specification. Training goes through it where the compiled kernel
+    is faster, as it touches only slots that fired; everything else is two dense products.
 
     Args:
         width: width of the tokens, D.
@@ -111,11 +111,30 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> SublayerOutput:
         """Read the slots for each of x (..., T, D); there are no row statistics."""
+        if self._learns_sparsely(x):
+            return self.norm(self._sparse_read(x)), None
         matrix = self.values.weight
         needs_gradient = self.training or (torch.is_grad_enabled() and matrix.requires_grad)
         rows = None if needs_gradient or matrix.is_inference() else self._value_rows
         read = memory.read_learned(self.keys(x), matrix, self.rule, bias=self.values.bias, value_rows=rows)
         return self.norm(read), None
+
+    def _learns_sparsely(self, x: Tensor) -> bool:
+        """Return whether the kernel reads x: in training, and if nobody has replaced or watches the two matrices."""
+        if not (self.training and torch.is_grad_enabled() and self.keys.weight.requires_grad):
+            return False
+        for matrix in (self.keys, self.values):
+            if type(matrix) is not nn.Linear or matrix._forward_hooks or matrix._forward_pre_hooks:
+                return False
+        if not self.keys.weight.dtype == self.values.weight.dtype == x.dtype:
+            return False
+        return kernels.learning_pays(x, self.slots, self.rule)
+
+    def _sparse_read(self, x: Tensor) -> Tensor:
+        """Read x (..., D) as one long sequence of a single head."""
+        q, k, v = (tensor[None, None] for tensor in (x.flatten(0, -2), self.keys.weight, self.values.weight.t()))
+        read = memory.read(q, k, v, self.rule, bias=self.keys.bias, scale=1.0, impl="cpu").view(x.shape)
+        return read if self.values.bias is None else read + self.values.bias
 
     def _value_rows(self) -> Tensor:
         """Return the values as rows: a transposed copy of the matrix, kept until the matrix changes.

@@ -27,6 +27,7 @@ __all__ = [
     "Visibility",
     "availability",
     "fastest",
+    "learning_pays",
     "read_learned",
     "refusal",
     "run",
@@ -156,6 +157,18 @@ def _fastest(
     if cpu.pays(q, k, v, formula, visibility, stats) and cpu.refusal(q, formula, visibility, bias) is None:
         return "cpu"
     return "reference"
+
+
+def learning_pays(x: Tensor, slots: int, rule: Rule) -> bool:
+    """Return whether training a read of learned slots is faster through `run` with impl="cpu" than `read_learned` is.
+
+    Args:
+        x: the tokens, (..., width).
+        slots: number of learned slots.
+        rule: the rule.
+    """
+    formula = formula_of(rule)
+    return formula is not None and cpu.learning_pays(x, slots, formula)
 
 
 def read_learned(

@@ -59,6 +59,10 @@ computed again there, with the same result."""
 PAIR_BYTES = 5
 KEPT_SHARE = 0.3
 """A read with a larger share of nonzero pairs is hardly read sparsely, so its list is never larger than this."""
+LEARNED_ROWS = 256
+LEARNED_SCORES = 2**18
+"""Training of learned slots goes through the kernel from so many rows and scores on: `python
+benchmarks/learned_slots.py` measures it anew."""
 CHOSEN_ROWS, LEAST_VISIBLE = 96, 128
 """Rows are read sparsely or not so many at a time, and only if the first of them sees so many slots (sparse_rows.h)."""
 GATHERED_ROWS = 4
@@ -202,6 +206,20 @@ def read(
     row_sum, entropy, zero_fraction = output[1:4]
     n_visible = visibility.counts().expand(row_sum.shape)
     return out, RowStats(row_sum, entropy, zero_fraction, n_visible)
+
+
+def learning_pays(x: Tensor, slots: int, formula: Formula) -> bool:
+    """Return whether training a read of learned slots from tokens x (..., width) is expected to beat dense products.
+
+    The kernel computes no product of a weight that is zero, nor any of the gradients that belong to it.
+    """
+    rows = x.numel() // max(x.size(-1), 1)
+    if rows < LEARNED_ROWS or rows * slots < LEARNED_SCORES or formula.activation not in ("relu", "relu_squared"):
+        return False
+    if x.device.type != "cpu" or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
+        return False
+    plain = formula.level is None and formula.delta is None
+    return plain and unavailable() is None and derivatives.unsupported() is None and derivatives.eager(x)
 
 
 def gathering_pays(weights: Tensor, width: int) -> bool:
