@@ -42,6 +42,13 @@ def test_a_run_becomes_a_run(invoke: Invoke, softmax_run: Path, tmp_path: Path) 
         invoke("relufy", softmax_run, "--out", out)
 
 
+def test_a_target_of_zeros_shows_the_curve(invoke: Invoke, softmax_run: Path, tmp_path: Path) -> None:
+    options = ("--rule", "relu_chance", "--zeros", "0.5", "--calibrate-on", "8", "--limit", "40", "--json")
+    report = json.loads(invoke("relufy", softmax_run, "--out", tmp_path / "sparse", *options).stdout)
+    assert report["target_reached"] and report["stages"]["calibrated"]["mean_zero_share"] >= 0.5
+    assert len(report["search"]) > 3 and report["rule"]["name"] == "relu_chance"
+
+
 def test_texts_of_ones_own_and_distillation(invoke: Invoke, softmax_run: Path, tmp_path: Path) -> None:
     (tmp_path / "pairs.csv").write_text("The lamp is new.,Die Lampe ist neu.\n" * 12, encoding="utf-8")
     options = ("--texts", tmp_path / "pairs.csv", "--rule", "relu", "--steps", "2", "--json")

@@ -43,6 +43,14 @@ def relufy(
         ),
     ] = None,
     rule: Annotated[str, typer.Option(help="Rule that replaces softmax; relu is the paper's.")] = "relu_exp",
+    zeros: Annotated[
+        float | None,
+        typer.Option(help="Search the level that leaves this share of weights at zero, e.g. 0.9.", show_default=False),
+    ] = None,
+    loss: Annotated[
+        float | None,
+        typer.Option(help="Search the most zeros within this rise of the loss, e.g. 0.01.", show_default=False),
+    ] = None,
     steps: Annotated[int, typer.Option(min=0, help="Updates of distillation after the calibration; 0: none.")] = 0,
     minutes: Annotated[
         float | None, typer.Option(min=0, help="Most minutes of distillation.", show_default=False)
@@ -58,6 +66,7 @@ def relufy(
     The model itself is not changed. relu_exp needs no distillation; relu needs
     minutes of it, such as --steps 400. Encoders and encoder-decoders of
     transformers work, and our own runs, which give an ordinary run again.
+    --zeros and --loss are for our own runs; the report shows the curve.
 
     Example: reluformer relufy runs/softmax --out runs/relu
     """
@@ -74,6 +83,8 @@ def relufy(
     distillation = Distillation(steps=steps or None, minutes=minutes) if steps or minutes else None
     options: dict[str, Any] = {
         "rule": rule,
+        "zeros": zeros,
+        "loss": loss,
         "distillation": distillation,
         "calibrate_on": calibrate_on,
         "max_length": max_length,
