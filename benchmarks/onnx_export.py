@@ -26,9 +26,9 @@ from reluformer.integrations import onnx as exports
 from reluformer.integrations.onnx import manifest
 from reluformer.integrations.onnx.runtime import OnnxStepper
 from reluformer.translation.scoring import score
+from reluformer.translation.stepper import padded
 from reluformer.translation.tokenizer import BEGIN, END
 from reluformer.translation.translator import Translator, load_run
-from reluformer.translation.windows import padded
 
 BEAM = 4
 COMPARED = 200

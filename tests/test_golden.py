@@ -42,8 +42,8 @@ def call(*arguments: str | Path) -> str:
 
 
 def translations(model: Path) -> list[dict[str, Any]]:
-    """Return the best translation of each of the ten documents."""
-    listed = json.loads(call("translate", model, DOCUMENTS, "--json"))["documents"]
+    """Return the best translation of each of the ten documents, as the search finds it."""
+    listed = json.loads(call("translate", model, DOCUMENTS, "--json", "--set", "check_alignment=false"))["documents"]
     return [document["translations"][0] for document in listed]
 
 
@@ -93,7 +93,7 @@ def test_translations_after_training(curves: dict[str, Any], recipe: str) -> Non
 
 def test_a_run_translates() -> None:
     check_translations(translations(OLD / "run"), EXPECTED["run"])
-    assert rf.load(OLD / "run").translate(EXPECTED["texts"]) == EXPECTED["translated_texts"]
+    assert rf.load(OLD / "run", check_alignment=False).translate(EXPECTED["texts"]) == EXPECTED["translated_texts"]
 
 
 def test_the_best_weights_of_a_run_load() -> None:
@@ -135,7 +135,7 @@ def test_an_export_to_transformers_loads(tmp_path: Path) -> None:
 
     hub.register()
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(OLD / "hf")
-    translator = hub.translator(model, transformers.AutoTokenizer.from_pretrained(OLD / "hf"))
+    translator = hub.translator(model, transformers.AutoTokenizer.from_pretrained(OLD / "hf"), check_alignment=False)
     assert translator.translate(EXPECTED["texts"]) == EXPECTED["translated_texts"]
     call("export", OLD / "hf", "--to", "run", "--out", tmp_path / "back")
     check_translations(translations(tmp_path / "back"), EXPECTED["run"])

@@ -23,11 +23,19 @@ from reluformer import load, loading
 from reluformer.cli import app, translate
 from reluformer.errors import ArgumentError, ConfigError, DataError, StorageError, UnknownNameError
 from reluformer.translation import formats
+from reluformer.translation.formats import FillReport
+from reluformer.translation.sentence import Alignment, TranslatedSentence
 from reluformer.translation.translator import Translator
+from reluformer.translation.windows import Translation
 
 Invoke = Callable[..., Result]
 SOURCE, TARGET = ["The bag is old.", "It is big."], ["Die Tasche ist alt.", "Sie ist groß."]
 TEXT = "Our readers live in Austria. The bag is old.\n\n  It was very big.\n"
+
+
+def in_capitals(sentence: str) -> TranslatedSentence:
+    """A translation as long as its source, in which every character read the one that it translates."""
+    return TranslatedSentence(sentence.upper(), Alignment.identity(sentence))
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +48,13 @@ def shouting(monkeypatch: pytest.MonkeyPatch) -> None:
     """A translator whose work can be told from the text: it shouts."""
 
     class Shouting:
-        def translate_documents(self, documents: Sequence[Sequence[str]], progress: Any = None) -> list[list[str]]:
-            return [[sentence.upper() for sentence in document] for document in documents]
+        def translate_n_best(
+            self, documents: Sequence[Sequence[str]], n: int, progress: Any, aligned: Any
+        ) -> list[list[Translation]]:
+            return [[Translation(tuple(map(in_capitals, document)), 0.0)] for document in documents]
 
-        def stream(self, document: Sequence[str]) -> Iterator[str]:
-            return (sentence.upper() for sentence in document)
+        def stream_translations(self, document: Sequence[str], aligned: bool) -> Iterator[TranslatedSentence]:
+            return map(in_capitals, document)
 
     monkeypatch.setattr(loading, "load", lambda run, device, **decoding: Shouting())
 
@@ -86,8 +96,9 @@ def test_the_number_of_copied_sentences_is_in_the_summary(run: Path, invoke: Inv
 def test_standard_input_becomes_standard_output(run: Path, invoke: Invoke, translator: Translator) -> None:
     result = invoke("translate", run, stdin=TEXT)
     assert result.exit_code == 0
-    assert result.stdout == translator.translate([TEXT])[0]
-    assert result.stderr == ""
+    report = FillReport()
+    assert result.stdout == translator.translate([TEXT], report=report)[0]
+    assert result.stderr == (f"{report}\n" if str(report) else "")
 
 
 def test_options_reach_the_search(run: Path, invoke: Invoke) -> None:
@@ -119,8 +130,8 @@ def test_what_is_no_sentence_is_streamed_as_it_is(run: Path, invoke: Invoke) -> 
 
 def test_a_sentence_is_printed_before_the_next_is_known(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow:
-        def stream(self, document: Sequence[str]) -> Iterator[str]:
-            yield document[0].upper()
+        def stream_translations(self, document: Sequence[str], aligned: bool) -> Iterator[TranslatedSentence]:
+            yield in_capitals(document[0])
             raise DataError("the second sentence never comes")
 
     monkeypatch.setattr(loading, "load", lambda run, device, **decoding: Slow())
@@ -207,11 +218,13 @@ def test_an_interruption_keeps_what_is_finished(
     class Interrupted:
         calls = 0
 
-        def translate_documents(self, documents: Sequence[Sequence[str]], progress: Any = None) -> list[list[str]]:
+        def translate_n_best(
+            self, documents: Sequence[Sequence[str]], n: int, progress: Any, aligned: Any
+        ) -> list[list[Translation]]:
             self.calls += 1
             if self.calls == 2:
                 raise KeyboardInterrupt
-            return [list(document) for document in documents]
+            return [[Translation(tuple(map(in_capitals, document)), 0.0)] for document in documents]
 
     interrupted = Interrupted()
     monkeypatch.setattr(loading, "load", lambda run, device, **decoding: interrupted)
@@ -320,7 +333,7 @@ def test_wrong_use_is_exit_code_2(run: Path, invoke: Invoke) -> None:
 
 def test_as_a_user_types_it(run: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "reluformer", "translate", str(run)]
-    good = subprocess.run(command, input="Grüße. A dog.\n".encode(), capture_output=True, check=False)
+    good = subprocess.run(command, input="Grüße a dog.\n".encode(), capture_output=True, check=False)
     assert (good.returncode, good.stderr) == (0, b"")
     assert good.stdout.endswith(b"\n")
     bad = subprocess.run(command, input=b"caf\xe9", capture_output=True, check=False)

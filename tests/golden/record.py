@@ -77,7 +77,7 @@ def expected(place: Path) -> dict[str, Any]:
         events = [json.loads(line) for line in (resumed / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     return {
         "texts": TEXTS,
-        "translated_texts": rf.load(place / "run").translate(TEXTS),
+        "translated_texts": rf.load(place / "run", check_alignment=False).translate(TEXTS),
         "run": translations(place / "run"),
         "onnx": translations(place / "onnx"),
         "updates": updates,

@@ -139,7 +139,7 @@ def test_steps_give_the_models_numbers(name: str, run: Any, export_of: Any) -> N
 @pytest.mark.parametrize("name", MODELS)
 def test_documents_come_out_the_same(name: str, run: Any, export_of: Any) -> None:
     """In windows with forced prefixes, ranked, and streamed."""
-    settings = dict(window_tokens=24, beam=3, length_ratio=0.5, length_offset=3)
+    settings = dict(window_tokens=24, beam=3, length_ratio=0.5, length_offset=3, check_alignment=False)
     model, graphs = load_run(run(name), **settings), exported.load(export_of(name), **settings)
     assert graphs.translate([TEXT], n_best=3) == model.translate([TEXT], n_best=3)
     assert list(graphs.stream(TEXT)) == list(model.stream(TEXT))

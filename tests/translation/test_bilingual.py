@@ -181,9 +181,9 @@ msgstr[1] ""
 def test_files_fill_empty_targets_only(name: str, text: str) -> None:
     text_format = formats.get(name, target="de")
     sentences, skeleton = text_format.parse(text)
-    assert sentences == ("Good day.", "How are [1] & you?")
-    filled = skeleton.fill(["Guten Tag.", "Wie geht's [1] & <dir>?"])
-    assert "Guten Tag. Wie geht's %s &amp; &lt;dir&gt;?" in filled
+    assert sentences == ("Good day.", "How are %s & you?")
+    filled = skeleton.fill(["Guten Tag.", "Wie geht's %s & < dir >?"])
+    assert "Guten Tag. Wie geht's %s &amp; &lt; dir &gt;?" in filled
     assert "Fertig" in filled
     assert 'approved="yes"' not in filled
     again = text_format.parse(filled)
@@ -199,9 +199,9 @@ def test_tmx_targets_have_their_language() -> None:
 
 def test_po_fills_plurals_and_leaves_the_rest() -> None:
     sentences, skeleton = formats.get("po").parse(OPEN_PO)
-    assert sentences == ("Good day.", "How are [1] & you?", "One file", "[1] files")
+    assert sentences == ("Good day.", "How are %s & you?", "One file", "%d files")
     assert [len(document.src) for document in skeleton.documents] == [2, 2]
-    filled = skeleton.fill(["Guten Tag.", "[1]?", "Eine Datei", "[1] Dateien"])
+    filled = skeleton.fill(["Guten Tag.", "%s?", "Eine Datei", "%d Dateien"])
     expected = OPEN_PO.replace('?\\n"\nmsgstr ""', '?\\n"\nmsgstr "Guten Tag. %s?\\n"')
     expected = expected.replace(
         '[0] ""\nmsgstr[1] ""', '[0] "Eine Datei"\nmsgstr[1] "%d Dateien"\nmsgstr[2] "%d Dateien"'

@@ -100,12 +100,6 @@ def test_plural_forms_of_a_language_are_all_filled(nplurals: str, count: int) ->
     assert [f"msgstr[{number}]" in filled for number in range(7)] == [number < count for number in range(7)]
 
 
-def test_a_mark_of_thousands_of_digits_is_text() -> None:
-    digits = "1" * 5000
-    _, skeleton = formats.get("markdown").parse("Use `ls` now.")
-    assert skeleton.fill([f"Nimm [1] und [{digits}]."]) == f"Nimm `ls` und [{digits}]."
-
-
 def test_a_character_reference_of_thousands_of_digits() -> None:
     text = f"A &#{'9' * 5000}; dog &#228;."
     (sentence,), skeleton = formats.get("html").parse(text)

@@ -5,9 +5,10 @@ import torch
 
 from reluformer.translation.beam_search import Hypothesis
 from reluformer.translation.recipe import DecodingConfig
+from reluformer.translation.stepper import padded
 from reluformer.translation.tokenizer import END, SEPARATOR
 from reluformer.translation.torch_stepper import TorchStepper
-from reluformer.translation.windows import WindowedDocument, padded, stream_document, translate_documents
+from reluformer.translation.windows import WindowedDocument, stream_document, translate_documents
 
 DOCUMENT = ["the cat saw a dog", "", "it ran home", "because night was near", "  ", "a dog ran", "the night"] * 2
 
@@ -43,7 +44,7 @@ def test_documents_in_a_batch_do_not_influence_each_other(stepper, tokenizer):
 def test_a_stream_gives_the_same_sentences(stepper, tokenizer, window):
     config = _config(window_tokens=window)
     expected = translate_documents(stepper, tokenizer, [DOCUMENT], config)[0][0].sentences
-    assert tuple(stream_document(stepper, tokenizer, DOCUMENT, config)) == expected
+    assert tuple(one.text for one in stream_document(stepper, tokenizer, DOCUMENT, config)) == expected
 
 
 def test_a_stream_speaks_before_the_document_is_finished(stepper, tokenizer, monkeypatch):
@@ -136,4 +137,4 @@ def test_what_has_no_letters_is_copied(stepper, tokenizer):
     assert list(found.sentences[1:-1]) == COPIED
     ((without,),) = translate_documents(stepper, tokenizer, [["the cat", "a dog"]], _config())
     assert (found.sentences[0], found.sentences[-1], found.score) == (*without.sentences, without.score)
-    assert list(stream_document(stepper, tokenizer, document, _config())) == list(found.sentences)
+    assert list(stream_document(stepper, tokenizer, document, _config())) == list(found.translated)

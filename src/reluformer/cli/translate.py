@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from reluformer.translation.windows import Translation
 
 
-FORMATS = "plain, markdown, html, aligned (one sentence a line), jsonl, tsv, csv, tmx, xliff or po"
+FORMATS = "plain, markdown, html, aligned (one sentence a line), jsonl, tsv, csv, tmx, xliff, po, srt or vtt"
 """The names of `translation.formats`, which is not imported here because `--help` must be quick."""
 SENTENCES_TOGETHER = 256
 """Small files are translated together until they have this many sentences."""
@@ -73,9 +73,11 @@ def translate(
     plugin: Plugins = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
-    """Translate text, Markdown, HTML, JSONL, TSV, CSV, TMX, XLIFF and PO.
+    """Translate text, Markdown, HTML, JSONL, TSV, CSV, TMX, XLIFF, PO and subtitles.
 
-    Everything that is not a sentence is kept unchanged.
+    Everything that is not a sentence is kept unchanged. Inline markup and
+    placeholders go where the words are that read them. What was copied,
+    translated anew or placed by position is reported on standard error.
 
     --n-best prints document, rank, log-probability and translation, separated
     by tabs; --score prints document, sentence number, log-probability and
@@ -143,7 +145,7 @@ def _report_skipped(texts: Sequence[ParsedText], skipped: int) -> None:
 
 def _translate_texts(translator: Translator, texts: Sequence[ParsedText]) -> None:
     """Write each translation as soon as it is finished. Ctrl-C keeps those that are."""
-    from reluformer.translation.formats import FillReport
+    from reluformer.translation.formats import FillReport, alignment_needs
 
     written: list[Path] = []
     filling = FillReport()
@@ -152,10 +154,11 @@ def _translate_texts(translator: Translator, texts: Sequence[ParsedText]) -> Non
         with counted("translating", "sentences", total) as report:
             for done, group in _groups(texts):
                 documents = [document.src for text in group for document in text.skeleton.documents]
-                translated = translator.translate_documents(documents, partial(_report_after, report, done, total))
-                translations = iter(translated)
+                needs = alignment_needs(text.skeleton for text in group)
+                tell = partial(_report_after, report, done, total)
+                translations = iter(translator.translate_n_best(documents, 1, tell, needs))
                 for text in group:
-                    sentences = chain.from_iterable(next(translations) for _ in text.skeleton.documents)
+                    sentences = chain.from_iterable(next(translations)[0].translated for _ in text.skeleton.documents)
                     write(text.skeleton.fill(list(sentences), filling), text.file.destination)
                     if text.file.destination is not None:
                         written.append(text.file.destination)
@@ -196,8 +199,12 @@ def _stream(translator: Translator, text: ParsedText) -> None:
 
     filling = FillReport()
     if not isinstance(text.skeleton, TextSkeleton):
-        raise ArgumentError("--stream is for plain text, Markdown, aligned text, TSV and CSV; leave it out")
-    sentences = chain.from_iterable(translator.stream(document.src) for document in text.skeleton.documents)
+        raise ArgumentError(
+            "--stream is for plain text, Markdown, HTML, aligned text, TSV, CSV and subtitles; leave it out"
+        )
+    sentences = chain.from_iterable(
+        translator.stream_translations(document.src, text.skeleton.has_marks) for document in text.skeleton.documents
+    )
     for piece in text.skeleton.stream(sentences, filling):
         typer.echo(piece.encode("utf-8"), nl=False)
     _report_filling(filling)
@@ -209,11 +216,12 @@ def _n_best_listing(translator: Translator, skeleton: Skeleton, n: int, as_json:
 
     documents = skeleton.documents
     with counted("translating", "sentences", sum(len(document.src) for document in documents)) as report:
-        ranked = translator.translate_n_best([document.src for document in documents], n, report)
+        needs = [as_json and skeleton.has_marks for _ in documents]
+        ranked = translator.translate_n_best([document.src for document in documents], n, report, needs)
     if as_json:
         entries = [_n_best_entry(document, found) for document, found in zip(documents, ranked, strict=True)]
         filling = FillReport()
-        skeleton.fill([sentence for found in ranked for sentence in found[0].sentences], filling)
+        skeleton.fill([sentence for found in ranked for sentence in found[0].translated], filling)
         return json.dumps({"documents": entries, "summary": filling.to_json()}, indent=2, ensure_ascii=False) + "\n"
     return "".join(
         f"{document.id}\t{rank}\t{translation.score:.4f}\t{_on_one_line(translation)}\n"

@@ -75,7 +75,9 @@ def run(run: Run, context: Context) -> dict[str, Any]:
     if context.needed(training)["status"] == "diverged":
         return {"status": "diverged", "message": "the training diverged: there is no model to evaluate"}
     data = data_config(training.content, context.data)
-    translator = load_run(context.study.training(training), **options.get("decoding", {}))
+    # the model is measured, not what `check_alignment` repairs
+    decoding = {"check_alignment": False, **options.get("decoding", {})}
+    translator = load_run(context.study.training(training), **decoding)
     languages = (data.source_lang, data.target_lang)
     source = data.splits[options["split"]]
     stream = read_documents(source, limits=data.limits, languages=languages, split=options["split"])

@@ -10,6 +10,7 @@ Shapes: S source tokens, T target tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol, get_args
 
@@ -18,11 +19,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from reluformer import memory
 from reluformer.errors import ArgumentError
 from reluformer.layers import Attention, FeedForward, TokenRead
 from reluformer.models.blocks import Block
 from reluformer.models.encoder_decoder import ReLUFormer
+from reluformer.translation.alignment import recorded_weights
 from reluformer.translation.recipe import DecodingConfig
 from reluformer.translation.stepper import evaluating
 from reluformer.translation.tokenizer import BEGIN, END, SEPARATOR, Tokenizer
@@ -199,26 +200,17 @@ def _weights(
     if not source or not target:
         raise ArgumentError("source and target need at least their end token")
     weights: dict[AttentionKind, list[Tensor]] = {kind: [] for kind in kinds}
-    hooks = []
-    for kind in kinds:
-
-        def keep(
-            module: TokenRead, given: tuple[Any, ...], output: object, found: list[Tensor] = weights[kind]
-        ) -> None:
-            q, slots, *_ = given
-            dense, _ = memory.weights(
-                q, slots.keys, module.rule, causal=module.causal, key_mask=slots.mask, bias=module.bias
-            )
-            found.append(dense[0])
-
-        hooks += [_read_of(block, kind).register_forward_hook(keep) for block in _blocks(model, kind)]
     device = model.output_embedding.weight.device
-    try:
-        with evaluating(model):
-            model(torch.tensor([source], device=device), torch.tensor([[BEGIN, *target[:-1]]], device=device))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as recording:
+        for kind in kinds:
+
+            def keep(dense: Tensor, found: list[Tensor] = weights[kind]) -> None:
+                found.append(dense[0])
+
+            reads = [_read_of(block, kind) for block in _blocks(model, kind)]
+            recording.enter_context(recorded_weights(reads, keep))
+        recording.enter_context(evaluating(model))
+        model(torch.tensor([source], device=device), torch.tensor([[BEGIN, *target[:-1]]], device=device))
     return weights
 
 

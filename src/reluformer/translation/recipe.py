@@ -368,6 +368,8 @@ class DecodingConfig(Config):
     """Sentences before a window that are given again, with their translations, as its beginning."""
     batch_tokens: int = Field(default=8192, gt=0, le=10**8)
     """Source tokens, padding included, that are translated at once."""
+    check_alignment: bool = Field(default=True, examples=[False])
+    """Translate a sentence anew by itself if its translation mostly read another sentence of its window."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -11,7 +11,7 @@ Shapes: B sources, K beams of each, R = B * K rows, V vocabulary.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from reluformer.models.encoder_decoder import Encoded, ReLUFormer
+from reluformer.translation.tokenizer import PAD
 
 _GROUPS = 128
 
@@ -98,6 +99,21 @@ class ModelStepper(Stepper[State]):
     @abstractmethod
     def start(self, encoded: Encoded, prefix: Tensor) -> tuple[Tensor, State]:
         """Does what `begin` does with sources that are encoded already."""
+
+
+def padded(rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor | None]:
+    """Pads rows of tokens to one length.
+
+    Returns:
+        The tokens (B, T), and a mask (B, T) that is True at tokens, or None where nothing is padded.
+    """
+    longest = max(map(len, rows), default=0)
+    tokens = torch.tensor([[*row, *[PAD] * (longest - len(row))] for row in rows], dtype=torch.long, device=device)
+    tokens = tokens.view(len(rows), longest)
+    if all(len(row) == longest for row in rows):
+        return tokens, None
+    lengths = torch.tensor([[len(row)] for row in rows], device=device)
+    return tokens, torch.arange(longest, device=device) < lengths
 
 
 @contextmanager

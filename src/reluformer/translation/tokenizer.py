@@ -21,6 +21,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from reluformer.errors import DataError, StorageError
 from reluformer.files import parse_json, read_json, read_text, write_text
 from reluformer.translation.recipe import TokenizerConfig
+from reluformer.translation.sentence import Range
 
 PAD, BEGIN, END, SEPARATOR, UNKNOWN = range(5)
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<sep>", "<unk>")
@@ -44,12 +45,13 @@ _MOST_CHARACTERS = 100_000
 class Tokenizer:
     """A tokenizer turns sentences into token ids and back. Make one with `train` or `load`.
 
-    Example:
-        >>> from reluformer.translation.recipe import TokenizerConfig
-        >>> from reluformer.translation.tokenizer import Tokenizer
-        >>> tokenizer = Tokenizer.train(["A cat sat.", "A cat ran."], TokenizerConfig(vocab_size=300))
-        >>> tokenizer.decode(tokenizer.encode("A cat ran."))
-        'A cat ran.'
+        Example:
+            >>> from reluformer.translation.recipe import TokenizerConfig
+    from reluformer.translation.sentence import Range
+            >>> from reluformer.translation.tokenizer import Tokenizer
+            >>> tokenizer = Tokenizer.train(["A cat sat.", "A cat ran."], TokenizerConfig(vocab_size=300))
+            >>> tokenizer.decode(tokenizer.encode("A cat ran."))
+            'A cat ran.'
     """
 
     def __init__(self, definition: str, kind: str) -> None:
@@ -98,6 +100,32 @@ class Tokenizer:
         """Returns the token ids of one sentence, without special tokens."""
         ids: list[int] = self._tokenizer.encode(sentence, add_special_tokens=False).ids
         return ids
+
+    def encode_with_ranges(self, sentence: str) -> tuple[list[int], tuple[Range, ...]]:
+        """Returns the token ids of one sentence, and where each token stands in it."""
+        encoding = self._tokenizer.encode(sentence, add_special_tokens=False)
+        return encoding.ids, tuple(encoding.offsets)
+
+    def ranges(self, ids: Sequence[int], text: str) -> tuple[Range, ...]:
+        """Returns where each token stands in `text`, which is what `decode` made of the tokens.
+
+        A character of several bytes may belong to several tokens.
+        """
+        sizes = [len(self._tokenizer.id_to_token(token) or "") if token > UNKNOWN else 0 for token in ids]
+        places = [0] * (len(text.encode("utf-8")) + 1)  # of the character that each byte belongs to
+        byte = 0
+        for place, character in enumerate(text):
+            size = len(character.encode("utf-8"))
+            places[byte : byte + size] = [place] * size
+            byte += size
+        places[byte] = len(text)
+        start = byte - sum(sizes)  # -1 where decoding took a space away
+        found = []
+        for size in sizes:
+            low, high = (min(max(edge, 0), byte) for edge in (start, start + size))
+            found.append((places[low], places[high - 1] + 1 if high > low else places[low]))
+            start += size
+        return tuple(found)
 
     def encode_batch(self, sentences: Sequence[str]) -> list[list[int]]:
         """Encodes many sentences on all cores."""

@@ -19,16 +19,16 @@ from reluformer.models import storage
 from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.training.run import RunDirectory, find_run, refuse_folder_of_runs
 from reluformer.translation import formats
-from reluformer.translation.formats import TextFormat
+from reluformer.translation.formats import FillReport, TextFormat
 from reluformer.translation.inspection import AttentionMaps, inspect_document
 from reluformer.translation.native_stepper import stepper_of
 from reluformer.translation.recipe import DecodingConfig, decoding_of
-from reluformer.translation.stepper import AnyStepper, ModelStepper, Stepper, evaluating
+from reluformer.translation.sentence import TranslatedSentence
+from reluformer.translation.stepper import AnyStepper, ModelStepper, Stepper, evaluating, padded
 from reluformer.translation.tokenizer import BEGIN, END, SEPARATOR, Tokenizer
 from reluformer.translation.windows import (
     ReportProgress,
     Translation,
-    padded,
     stream_document,
     translate_documents,
 )
@@ -134,6 +134,7 @@ class Translator:
         n_best: None = ...,
         format: str | TextFormat = ...,
         progress: ReportProgress | None = ...,
+        report: FillReport | None = ...,
     ) -> list[str]: ...
 
     @overload
@@ -144,6 +145,7 @@ class Translator:
         n_best: int,
         format: str | TextFormat = ...,
         progress: ReportProgress | None = ...,
+        report: FillReport | None = ...,
     ) -> list[list[str]]: ...
 
     def translate(
@@ -153,6 +155,7 @@ class Translator:
         n_best: int | None = None,
         format: str | TextFormat = "plain",
         progress: ReportProgress | None = None,
+        report: FillReport | None = None,
     ) -> list[str] | list[list[str]]:
         """Translates texts. Everything that is no sentence stays as it is.
 
@@ -161,6 +164,8 @@ class Translator:
             n_best: The number of translations of each text; None for the best one alone.
             format: The name of a text format, such as "markdown", or a format object.
             progress: Is called with the number of translated sentences and the number of all.
+            report: Counts what happened to the sentences and marks of the best translations: what was copied, what
+                was translated anew, and which marks were placed by position. See `formats.FillReport`.
 
         Returns:
             A translation of each text; with `n_best`, a list of them, best first.
@@ -172,9 +177,10 @@ class Translator:
         layout = formats.get(format) if isinstance(format, str) else format
         skeletons = [layout.skeleton(text) for text in texts]
         parts = [document.src for skeleton in skeletons for document in skeleton.documents]
-        ranked = self.translate_n_best(parts, n_best or 1, progress)
+        ranked = self.translate_n_best(parts, n_best or 1, progress, formats.alignment_needs(skeletons))
         choices = [
-            formats.fill_all(skeletons, [found[rank].sentences for found in ranked]) for rank in range(n_best or 1)
+            formats.fill_all(skeletons, [found[rank].translated for found in ranked], report if rank == 0 else None)
+            for rank in range(n_best or 1)
         ]
         return choices[0] if n_best is None else [list(texts) for texts in zip(*choices, strict=True)]
 
@@ -185,13 +191,24 @@ class Translator:
         return [list(best[0].sentences) for best in self.translate_n_best(documents, 1, progress)]
 
     def translate_n_best(
-        self, documents: Sequence[Sentences], n: int, progress: ReportProgress | None = None
+        self,
+        documents: Sequence[Sentences],
+        n: int,
+        progress: ReportProgress | None = None,
+        aligned: Sequence[bool] | None = None,
     ) -> list[list[Translation]]:
-        """Returns the n best translations of each document with their scores; the beam is at least n wide."""
+        """Returns the n best translations of each document with their scores; the beam is at least n wide.
+
+        Args:
+            documents: Lists of sentences.
+            n: The number of translations.
+            progress: Is called with the number of translated sentences and the number of all.
+            aligned: Whether the sentences of each document need their alignments; by default none does.
+        """
         for document in documents:
             _refuse_single("translate_documents", document)
         config = self.config.replace(n_best=n, beam=max(n, self.config.beam))
-        return translate_documents(self.stepper, self.tokenizer, documents, config, progress)
+        return translate_documents(self.stepper, self.tokenizer, documents, config, progress, aligned)
 
     def stream(self, document: str | Sentences) -> Iterator[str]:
         """Yields the translated sentences of one document, each as soon as nothing can change it.
@@ -203,7 +220,11 @@ class Translator:
         """
         if isinstance(document, str):
             document, _ = formats.get("plain").parse(document)
-        return stream_document(self.stepper, self.tokenizer, document, self.config)
+        return (sentence.text for sentence in self.stream_translations(document))
+
+    def stream_translations(self, document: Sentences, aligned: bool = False) -> Iterator[TranslatedSentence]:
+        """Yields what `stream` does, with alignments where `aligned` asks for them."""
+        return stream_document(self.stepper, self.tokenizer, document, self.config, aligned)
 
     def score(self, sources: Sequence[Sentences], targets: Sequence[Sentences]) -> list[TargetScore]:
         """Scores given translations: how likely the model finds each target given its source.

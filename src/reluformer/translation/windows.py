@@ -7,23 +7,28 @@ exactly one sentence. A sentence that is longer than a window is cut between wor
 translations of its pieces are joined. A sentence without letters, such as `1,234` or an emoji, is
 copied, and the model never sees it.
 
+The model may still write the translation of one sentence in the place of another. Cross-attention
+shows it: the tokens of a translation then read another sentence more than their own. Such a
+sentence is translated anew, by itself, and is marked as doubtful (`DecodingConfig.check_alignment`).
+
 The windows of one document are translated in order. Windows of different documents share batches.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from reluformer.translation.alignment import Reads, read_windows
 from reluformer.translation.beam_search import Hypothesis, Outline, Search, beam_search
 from reluformer.translation.recipe import DecodingConfig
-from reluformer.translation.sentence import has_letters
-from reluformer.translation.stepper import AnyStepper
-from reluformer.translation.tokenizer import END, PAD, SEPARATOR, Tokenizer
+from reluformer.translation.sentence import Alignment, Range, TranslatedSentence, has_letters
+from reluformer.translation.stepper import AnyStepper, padded
+from reluformer.translation.tokenizer import END, SEPARATOR, Tokenizer
 
 TRAINED_WINDOW = 512
 """The source tokens of a window, unless the configuration or the run says otherwise."""
@@ -36,9 +41,15 @@ ReportProgress = Callable[[int, int], None]
 class Translation:
     """A translated document."""
 
-    sentences: tuple[str, ...]
+    translated: tuple[TranslatedSentence, ...]
     score: float
-    """The log-probability of all windows together, each given the translations that it began with."""
+    """The log-probability of all windows together, each given the translations that it began with. Sentences that
+    were translated anew by themselves count as the window had them."""
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The translation of each sentence."""
+        return tuple(sentence.text for sentence in self.translated)
 
 
 def translate_documents(
@@ -47,6 +58,7 @@ def translate_documents(
     documents: Sequence[Sequence[str]],
     config: DecodingConfig,
     report: ReportProgress | None = None,
+    aligned: Sequence[bool] | None = None,
 ) -> list[list[Translation]]:
     """Translates documents.
 
@@ -59,11 +71,15 @@ def translate_documents(
         documents: Lists of sentences.
         config: How to search, and the size of windows and batches.
         report: Is called after each batch.
+        aligned: Whether the sentences of each document need their alignments; by default none does.
 
     Returns:
         The `config.n_best` translations of each document, best first.
     """
-    windowed = [WindowedDocument(document, tokenizer, config) for document in documents]
+    wanted = aligned or [False] * len(documents)
+    windowed = [
+        WindowedDocument(document, tokenizer, config, needs) for document, needs in zip(documents, wanted, strict=True)
+    ]
     total = sum(map(len, documents))
     waiting = [document for document in windowed if not document.done]
     while waiting:
@@ -72,8 +88,7 @@ def translate_documents(
             source, mask = padded([window.source for window in windows], stepper.device)
             outlines = [window.outline for window in windows]
             found = beam_search(stepper, source, mask, config=config, outlines=outlines)
-            for document, hypotheses in zip(batch, found, strict=True):
-                document.accept(hypotheses)
+            accept_windows(stepper, batch, found)
             if report is not None:
                 report(sum(document.finished_sentences for document in windowed), total)
         waiting = [document for document in waiting if not document.done]
@@ -82,16 +97,37 @@ def translate_documents(
     return [document.translations() for document in windowed]
 
 
+def accept_windows(
+    stepper: AnyStepper, documents: Sequence[WindowedDocument], found: Sequence[Sequence[Hypothesis]]
+) -> None:
+    """Gives each document the hypotheses of its window, with what they read where that is needed; one batch of reads.
+
+    Args:
+        stepper: The decoder that found them.
+        documents: The documents whose windows were translated.
+        found: The hypotheses of each window, best first.
+    """
+    reading = [number for number, document in enumerate(documents) if document.needs_reads]
+    pairs = [(documents[number].window().source, one.tokens) for number in reading for one in found[number]]
+    reads = read_windows(stepper, [source for source, _ in pairs], [target for _, target in pairs]) if pairs else None
+    remaining = None if reads is None else iter(reads)
+    for number, (document, hypotheses) in enumerate(zip(documents, found, strict=True)):
+        if remaining is None or number not in reading:
+            document.accept(hypotheses)
+        else:
+            document.accept(hypotheses, [next(remaining) for _ in hypotheses])
+
+
 def stream_document(
-    stepper: AnyStepper, tokenizer: Tokenizer, document: Sequence[str], config: DecodingConfig
-) -> Iterator[str]:
+    stepper: AnyStepper, tokenizer: Tokenizer, document: Sequence[str], config: DecodingConfig, aligned: bool = False
+) -> Iterator[TranslatedSentence]:
     """Yields the sentences of the best translation, each as soon as nothing can change it.
 
-    A sentence is settled when every hypothesis that can still win begins with it, so the
-    sentences are exactly those of `translate_documents`.
+    A sentence is settled when every hypothesis that can still win begins with it, and when it did
+    not read another sentence. So the sentences are exactly those of `translate_documents`.
     """
     config = config.replace(n_best=1)
-    windowed = WindowedDocument(document, tokenizer, config)
+    windowed = WindowedDocument(document, tokenizer, config, aligned)
     sent = 0
     while not windowed.done:
         window = windowed.window()
@@ -99,11 +135,11 @@ def stream_document(
         search = Search(stepper, source, mask, [window.outline], config)
         while not search.done:
             search.advance()
-            settled = windowed.settled(search.settled(0))
+            settled = windowed.settled(stepper, search.settled(0))
             yield from settled[sent:]
             sent = max(sent, len(settled))
-        windowed.accept(search.finished[0])
-    yield from windowed.translations()[0].sentences[sent:]
+        accept_windows(stepper, [windowed], [search.finished[0]])
+    yield from windowed.translations()[0].translated[sent:]
 
 
 @dataclass(frozen=True)
@@ -116,69 +152,139 @@ class Window:
     stop: int
 
 
+@dataclass(frozen=True)
+class SourceUnit:
+    """What the model takes for a sentence: a sentence, or a piece of one that is longer than a window."""
+
+    tokens: list[int]
+    ranges: tuple[Range, ...] = ()
+    """Where the tokens stand in the sentence; empty if no alignment is wanted."""
+
+
+@dataclass(frozen=True)
+class TargetUnit:
+    """The translation of a unit."""
+
+    tokens: tuple[int, ...]
+    reads: Reads | None = None
+    """What its tokens read of their own source unit, (T, S), where that is known and wanted."""
+    misread: bool = False
+    """Whether its tokens read another unit more than their own."""
+
+
 class WindowedDocument:
     """A document that is translated window by window.
-
-    It consists of units, which the model takes for sentences. A unit is a sentence, or a
-    piece of a sentence that is longer than a window.
 
     Args:
         document: The sentences.
         tokenizer: The tokenizer of the model.
         config: The size of a window, its context, and the number of translations.
+        aligned: Whether sentences need their alignments.
     """
 
-    def __init__(self, document: Sequence[str], tokenizer: Tokenizer, config: DecodingConfig) -> None:
+    def __init__(
+        self, document: Sequence[str], tokenizer: Tokenizer, config: DecodingConfig, aligned: bool = False
+    ) -> None:
         self._document = document
         self._tokenizer = tokenizer
         self._config = config
+        self._aligned = aligned
         self._size = TRAINED_WINDOW if config.window_tokens is None else config.window_tokens
-        self._units: list[list[int]] = []
+        self._units: list[SourceUnit] = []
         self._first_unit = [0]  # of each sentence, and where the last one ends
         for sentence in document:
             self._units += self._pieces(sentence)
             self._first_unit.append(len(self._units))
-        self._done: list[list[tuple[int, ...]]] = []  # of each unit: its n best translations
+        self._done: list[list[TargetUnit]] = []  # of each unit: its n best translations
+        self._misread: list[int] = []  # units that wait to be translated anew, in order
+        self._anew: set[int] = set()  # units that were
         self._score = [0.0] * config.n_best
         self._window: Window | None = None
+        self._begun: list[TargetUnit] = []  # of the window: what a stream knows already
 
     @property
     def done(self) -> bool:
         """Whether every unit is translated."""
-        return len(self._done) == len(self._units)
+        return len(self._done) == len(self._units) and not self._misread
 
     @property
     def finished_sentences(self) -> int:
         """The number of translated sentences, copied ones included."""
-        return sum(end <= len(self._done) for end in self._first_unit[1:])
+        final = self._final_units()
+        return sum(end <= final for end in self._first_unit[1:])
+
+    @property
+    def needs_reads(self) -> bool:
+        """Whether the translation of the window is to be compared with what it read."""
+        window = self.window()
+        several = window.outline.prefix.count(SEPARATOR) + window.stop - window.first > 1
+        return self._aligned or (several and self._config.check_alignment)
 
     def window(self) -> Window:
-        """Returns the next window: its context, then as many new units as fit, at least one."""
+        """Returns the next window: its context, then as many new units as fit, at least one.
+
+        A unit that read another one comes first, in a window of its own.
+        """
         if self._window is None:
-            self._window = self._next_window()
+            self._window = self._alone(self._misread[0]) if self._misread else self._next_window()
         return self._window
+
+    def _alone(self, unit: int) -> Window:
+        source = (*self._units[unit].tokens, END)
+        return Window(source, Outline.of(source, self._config), unit, unit + 1)
 
     def _next_window(self) -> Window:
         first = len(self._done)
         context = self._context(first)
         stop = first + 1
         if self._size != "sentence":
-            room = self._size - sum(len(unit) + 1 for unit in self._units[context:stop])
-            while stop < len(self._units) and len(self._units[stop]) + 1 <= room:
-                room -= len(self._units[stop]) + 1
+            room = self._size - sum(len(unit.tokens) + 1 for unit in self._units[context:stop])
+            while stop < len(self._units) and len(self._units[stop].tokens) + 1 <= room:
+                room -= len(self._units[stop].tokens) + 1
                 stop += 1
-        source = _joined(self._units[context:stop], END)
-        prefix = _joined([best[0] for best in self._done[context:first]], SEPARATOR)
+        source = _joined([unit.tokens for unit in self._units[context:stop]], END)
+        prefix = _joined([best[0].tokens for best in self._done[context:first]], SEPARATOR)
         return Window(source, Outline.of(source, self._config, prefix), first, stop)
 
-    def accept(self, hypotheses: Sequence[Hypothesis]) -> None:
-        """Takes the translations of the window, best first, and moves on to the next one."""
-        window, self._window = self.window(), None
-        new = window.stop - window.first
-        ranked = [hypotheses[min(rank, len(hypotheses) - 1)] for rank in range(self._config.n_best)]
-        by_rank = [_split(hypothesis.tokens)[-new:] for hypothesis in ranked]
-        self._done += [list(unit) for unit in zip(*by_rank, strict=True)]
-        self._score = [total + hypothesis.score for total, hypothesis in zip(self._score, ranked, strict=True)]
+    def accept(self, hypotheses: Sequence[Hypothesis], reads: Sequence[Reads] | None = None) -> None:
+        """Takes the translations of the window, and moves on to the next one.
+
+        Args:
+            hypotheses: The translations, best first.
+            reads: What the tokens of each of them read, (T, S), where that is known.
+        """
+        window = self.window()
+        ranked = [min(rank, len(hypotheses) - 1) for rank in range(self._config.n_best)]
+        by_rank = [
+            self._target_units(hypotheses[number].tokens, None if reads is None else reads[number]) for number in ranked
+        ]
+        units = [list(unit) for unit in zip(*by_rank, strict=True)]
+        self._window, self._begun = None, []
+        if self._misread:
+            self._anew.add(self._misread.pop(0))
+            self._done[window.first] = units[0]
+            return
+        self._done += units
+        self._score = [total + hypotheses[number].score for total, number in zip(self._score, ranked, strict=True)]
+        self._misread = [number for number, unit in enumerate(units, window.first) if unit[0].misread]
+
+    def _target_units(self, tokens: Sequence[int], reads: Reads | None) -> list[TargetUnit]:
+        """Returns the new units of the window if its target is `tokens`, with what they read."""
+        window = self.window()
+        context = window.outline.prefix.count(SEPARATOR)
+        rows = _split(tokens)
+        if reads is None:
+            return [TargetUnit(row) for row in rows[context:]]
+        targets = _borders(rows)
+        sources = _borders([unit.tokens for unit in self._units[window.first - context : window.stop]])
+        found = []
+        for number in range(context, len(rows)):
+            of_unit = reads[slice(*targets[number])]
+            shares = np.array([of_unit[:, start:stop].sum() for start, stop in sources])
+            misread = self._config.check_alignment and bool(shares.max() > shares[number])
+            own = of_unit[:, slice(*sources[number])].copy() if self._aligned else None
+            found.append(TargetUnit(rows[number], own, misread))
+        return found
 
     def translations(self) -> list[Translation]:
         """Returns the n best translations of the whole document."""
@@ -187,63 +293,98 @@ class WindowedDocument:
             for rank, score in enumerate(self._score)
         ]
 
-    def settled(self, tokens: Sequence[int]) -> list[str]:
-        """Returns the sentences that are complete if the target of the window begins with `tokens`."""
-        window = self.window()
-        context = window.outline.prefix.count(SEPARATOR)
-        new = _split(tokens)[context:-1]
-        return self._sentences([*(unit[0] for unit in self._done), *new])
+    def settled(self, stepper: AnyStepper, tokens: Sequence[int]) -> list[TranslatedSentence]:
+        """Returns the sentences that are final if the target of the window begins with `tokens`.
 
-    def _sentences(self, units: Sequence[Sequence[int]]) -> list[str]:
+        A sentence that read another one is not final before it was translated anew.
+
+        Args:
+            stepper: The decoder, which is asked what the tokens read.
+            tokens: The first tokens of the target.
+        """
+        final = [unit[0] for unit in self._done[: self._final_units()]]
+        if self._misread:
+            return self._sentences(final)
+        context = self.window().outline.prefix.count(SEPARATOR)
+        complete = _split(tokens)[:-1]
+        if len(complete) - context > len(self._begun):
+            begun = _joined(complete, SEPARATOR)[:-1]
+            reads = read_windows(stepper, [self.window().source], [begun]) if self.needs_reads else None
+            self._begun = self._target_units(begun, None if reads is None else reads[0])
+        for unit in self._begun:
+            if unit.misread:
+                break
+            final.append(unit)
+        return self._sentences(final)
+
+    def _final_units(self) -> int:
+        """Returns how many units, from the first on, no window can change any more."""
+        return self._misread[0] if self._misread else len(self._done)
+
+    def _sentences(self, units: Sequence[TargetUnit]) -> list[TranslatedSentence]:
         """Returns the sentences that `units` complete."""
         spans = [span for span in pairwise(self._first_unit) if span[1] <= len(units)]
         return [
-            " ".join(map(self._tokenizer.decode, units[start:stop])) if stop > start else sentence
+            self._sentence(units[start:stop], start) if stop > start else TranslatedSentence(sentence)
             for sentence, (start, stop) in zip(self._document, spans, strict=False)
         ]
+
+    def _sentence(self, units: Sequence[TargetUnit], first: int) -> TranslatedSentence:
+        """Joins the units of a sentence, the first of which has the number `first`."""
+        texts = [self._tokenizer.decode(unit.tokens) for unit in units]
+        doubtful = any(number in self._anew for number in range(first, first + len(units)))
+        sources = self._units[first : first + len(units)]
+        reads = [unit.reads for unit in units if unit.reads is not None]
+        if len(reads) < len(units):
+            return TranslatedSentence(" ".join(texts), None, doubtful)
+        source = tuple(place for unit in sources for place in unit.ranges)
+        target: list[Range] = []
+        weights = np.zeros((sum(len(unit.tokens) for unit in units), len(source)), np.float32)
+        start = column = 0
+        for unit, text, own in zip(units, texts, reads, strict=True):
+            row = len(target)
+            weights[row : row + own.shape[0], column : column + own.shape[1]] = own
+            target += [(start + low, start + high) for low, high in self._tokenizer.ranges(unit.tokens, text)]
+            start += len(text) + 1
+            column += own.shape[1]
+        return TranslatedSentence(" ".join(texts), Alignment(source, tuple(target), weights), doubtful)
 
     def _context(self, first: int) -> int:
         """Returns the first unit of the context, which takes at most half of a window and leaves room for a unit."""
         if self._size == "sentence" or first >= len(self._units):
             return first
-        room = min(self._size // 2, self._size - len(self._units[first]) - 1)
+        room = min(self._size // 2, self._size - len(self._units[first].tokens) - 1)
         start = first
-        while start > 0 and first - start < self._config.context_sentences and len(self._units[start - 1]) < room:
+        while (
+            start > 0 and first - start < self._config.context_sentences and len(self._units[start - 1].tokens) < room
+        ):
             start -= 1
-            room -= len(self._units[start]) + 1
+            room -= len(self._units[start].tokens) + 1
         return start
 
-    def _pieces(self, sentence: str) -> list[list[int]]:
+    def _pieces(self, sentence: str) -> list[SourceUnit]:
         """Returns the tokens of a sentence. Where they exceed a window, they are cut between or inside words."""
         if not has_letters(sentence):
             return []
-        tokens = self._tokenizer.encode(sentence)
         most = (TRAINED_WINDOW if self._size == "sentence" else self._size) - 1
+        tokens, ranges = self._encode(sentence)
         if len(tokens) <= most:
-            return [tokens]
-        pieces: list[list[int]] = [[]]
-        for word in self._tokenizer.encode_batch(sentence.split()):
-            if len(pieces[-1]) + len(word) > most and pieces[-1]:
-                pieces.append([])
-            pieces[-1] += word
-            while len(pieces[-1]) > most:
-                pieces[-1:] = [pieces[-1][:most], pieces[-1][most:]]
-        return pieces
+            return [SourceUnit(tokens, ranges)]
+        pieces: list[tuple[list[int], list[Range]]] = [([], [])]
+        for match in re.finditer(r"\S+", sentence):
+            word, places = self._encode(match[0])
+            if len(pieces[-1][0]) + len(word) > most and pieces[-1][0]:
+                pieces.append(([], []))
+            pieces[-1][0].extend(word)
+            pieces[-1][1].extend((low + match.start(), high + match.start()) for low, high in places)
+            while len(pieces[-1][0]) > most:
+                whole, of_whole = pieces.pop()
+                pieces += [(whole[:most], of_whole[:most]), (whole[most:], of_whole[most:])]
+        return [SourceUnit(tokens, tuple(ranges)) for tokens, ranges in pieces]
 
-
-def padded(rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor | None]:
-    """Pads rows of tokens to one length.
-
-    Returns:
-        The tokens (B, T), and a mask (B, T) that is True at tokens, or None where nothing is padded.
-    """
-    longest = max(map(len, rows), default=0)
-    tokens = torch.tensor([[*row, *[PAD] * (longest - len(row))] for row in rows], dtype=torch.long, device=device)
-    tokens = tokens.view(len(rows), longest)
-    if all(len(row) == longest for row in rows):
-        return tokens, None
-    lengths = torch.tensor([[len(row)] for row in rows], device=device)
-    return tokens, torch.arange(longest, device=device) < lengths
+    def _encode(self, text: str) -> tuple[list[int], tuple[Range, ...]]:
+        """Returns tokens, and their places where alignments are wanted."""
+        return self._tokenizer.encode_with_ranges(text) if self._aligned else (self._tokenizer.encode(text), ())
 
 
 def _batches(documents: Sequence[WindowedDocument], batch_tokens: int) -> Iterator[list[WindowedDocument]]:
@@ -275,3 +416,12 @@ def _split(tokens: Sequence[int]) -> list[tuple[int, ...]]:
         else:
             sentences[-1].append(token)
     return [tuple(sentence) for sentence in sentences]
+
+
+def _borders(rows: Sequence[Sequence[int]]) -> list[Range]:
+    """Returns where each of some sentences stands when separators join them."""
+    places, start = [], 0
+    for row in rows:
+        places.append((start, start + len(row)))
+        start += len(row) + 1
+    return places

@@ -12,6 +12,7 @@ from reluformer.integrations.server.engine import Call, Engine, Job
 from reluformer.integrations.server.limits import RequestError, ServerLimits
 from reluformer.integrations.server.model_registry import ModelRegistry, ServedModel
 from reluformer.translation.beam_search import Hypothesis, Search
+from reluformer.translation.sentence import TranslatedSentence
 from reluformer.translation.tokenizer import END, PAD
 from reluformer.translation.translator import Translator
 
@@ -282,8 +283,8 @@ def test_a_stream_tells_every_sentence_once_and_in_order(models: ModelRegistry, 
     early: list[bool] = []
     documents = [LONG[:4], (), ("A dog.", "", "It ran.")]
 
-    def tell(index: int, sentence: str) -> None:
-        told.append((index, sentence))
+    def tell(index: int, sentence: TranslatedSentence) -> None:
+        told.append((index, sentence.text))
         early.append(not job.done)
 
     job = Job(models[0], documents, on_sentence=tell)

@@ -32,7 +32,9 @@ from reluformer.integrations.server.limits import ServerLimits, busy, failed, sh
 from reluformer.integrations.server.middleware import LOGGER, Metrics
 from reluformer.integrations.server.model_registry import ServedModel
 from reluformer.translation.beam_search import Search
-from reluformer.translation.windows import Translation, WindowedDocument, padded
+from reluformer.translation.sentence import TranslatedSentence
+from reluformer.translation.stepper import padded
+from reluformer.translation.windows import Translation, WindowedDocument, accept_windows
 
 _log = logging.getLogger(LOGGER)
 
@@ -43,7 +45,7 @@ LENGTH_RATIO = 2
 SHORT = 64
 """Windows of at most this many tokens always share a batch, and nothing overtakes them."""
 
-OnSentence = Callable[[int, str], None]
+OnSentence = Callable[[int, TranslatedSentence], None]
 """The engine's thread calls it with the number of a sentence and its translation."""
 
 
@@ -97,6 +99,7 @@ class Job(Work):
         documents: Each document is a sequence of sentences.
         n_best: The number of translations of each document.
         on_sentence: A function that receives each sentence as soon as it is final.
+        aligned: Whether the sentences of each document need their alignments; by default none does.
     """
 
     def __init__(
@@ -105,11 +108,15 @@ class Job(Work):
         documents: Sequence[Sequence[str]],
         n_best: int = 1,
         on_sentence: OnSentence | None = None,
+        aligned: Sequence[bool] | None = None,
     ) -> None:
         super().__init__(model)
         base = model.translator.config
         self.config = base.replace(n_best=n_best, beam=max(n_best, base.beam))
-        self.passages = [WindowedDocument(document, model.translator.tokenizer, self.config) for document in documents]
+        self.passages = [
+            WindowedDocument(document, model.translator.tokenizer, self.config, needs)
+            for document, needs in zip(documents, aligned or [False] * len(documents), strict=True)
+        ]
         self.alone = False
         """True if the job is decoded in batches of its own, because a shared batch failed."""
         self._on_sentence = on_sentence
@@ -153,7 +160,7 @@ class Job(Work):
         if not self.passages[index].done:
             self._ready[index] = None
 
-    def report(self, index: int, sentences: Sequence[str]) -> None:
+    def report(self, index: int, sentences: Sequence[TranslatedSentence]) -> None:
         """Reports the new ones among the first sentences of a document."""
         if self._on_sentence is None:
             return
@@ -367,18 +374,18 @@ class Engine:
 
     def _collect(self, batch: SearchBatch, row: BatchRow) -> None:
         """Takes a row out of the batch if its search ended; reports the sentences that are final."""
-        job, passage = row.job, row.job.passages[row.index]
+        job, passage, stepper = row.job, row.job.passages[row.index], batch.search.stepper
         if not batch.search.ended(row.source):
             if job.streams and not job.cancelled:
-                job.report(row.index, passage.settled(batch.search.settled(row.source)))
+                job.report(row.index, passage.settled(stepper, batch.search.settled(row.source)))
             return
         hypotheses = batch.search.finished[row.source]
         self._metrics.target_tokens.inc(len(hypotheses[0].tokens))
-        passage.accept(hypotheses)
+        accept_windows(stepper, [passage], [hypotheses])
         batch.rows.remove(row)
         job.release(row.index)
         if passage.done and job.streams:
-            job.report(row.index, passage.translations()[0].sentences)
+            job.report(row.index, passage.translations()[0].translated)
         if job.done:
             self._finish(job, job.translations())
 

@@ -41,8 +41,9 @@ from reluformer.integrations.server.schemas import (
     read_file,
 )
 from reluformer.integrations.server.workers import Workers
-from reluformer.translation.formats import decode_text
+from reluformer.translation.formats import FillReport, decode_text
 from reluformer.translation.inspection import AttentionKind
+from reluformer.translation.sentence import TranslatedSentence
 
 INLINE = 2000
 """Texts of fewer characters are parsed in the event loop; longer ones, and all files, in a worker thread."""
@@ -77,9 +78,12 @@ class Handlers:
         size = self._check_texts(request, texts, body.alternatives)
         model = self.models.pick(body.model, body.source, body.target)
         split: Payload = await run(size, lambda: Payload.from_texts(model, texts, body.format))
-        job = await run(size, lambda: Job(model, split.documents, body.alternatives + 1))
+        job = await run(size, lambda: Job(model, split.documents, body.alternatives + 1, aligned=split.aligned))
         found = await self._result(request, job)
-        ranked = await run(size, lambda: [split.fill(found, rank) for rank in range(body.alternatives + 1)])
+        filling = FillReport()
+        ranks = range(body.alternatives + 1)
+        ranked = await run(size, lambda: [split.fill(found, rank, None if rank else filling) for rank in ranks])
+        self.metrics.count_filling(filling)
         answer: dict[str, Any] = {"translatedText": ranked[0]}
         if body.alternatives:
             answer["alternatives"] = [_alternatives(choices) for choices in zip(*ranked, strict=True)]
@@ -97,7 +101,7 @@ class Handlers:
         size = self._check_texts(request, [body.q])
         model = self.models.pick(body.model, body.source, body.target)
         loop = asyncio.get_running_loop()
-        stream: Stream = await run(size, lambda: Stream(model, body.q, body.format, loop))
+        stream: Stream = await run(size, lambda: Stream(model, body.q, body.format, loop, self.metrics))
         self.engine.submit(stream.job)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         events = stream.events(request, self.limits.request_seconds, run)
@@ -114,8 +118,11 @@ class Handlers:
         text = await run(size, lambda: decode_text(content, "the file"))
         self._check_texts(request, [text])
         split: Payload = await run(size, lambda: Payload.from_file(model, name, text))
-        found = await self._result(request, await run(size, lambda: Job(model, split.documents)))
-        (translated,) = await run(size, lambda: split.fill(found))
+        job = await run(size, lambda: Job(model, split.documents, aligned=split.aligned))
+        found = await self._result(request, job)
+        filling = FillReport()
+        (translated,) = await run(size, lambda: split.fill(found, report=filling))
+        self.metrics.count_filling(filling)
         stem, _, suffix = name.rpartition(".")
         stored = f"{stem}_{model.target}.{suffix}"
         secret = self.files.store(stored, translated.encode())
@@ -277,14 +284,22 @@ _ENDED, _DISCONNECTED = object(), object()
 class Stream:
     """The translation of one text for one client, as server-sent events."""
 
-    def __init__(self, model: ServedModel, text: str, format: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, model: ServedModel, text: str, format: str, loop: asyncio.AbstractEventLoop, metrics: Metrics
+    ) -> None:
+        self._metrics = metrics
         self._payload = Payload.from_texts(model, [text], format)
         self._layout = TextLayout(self._payload.skeletons[0])
         self._start = event("start", {"model": model.name, **self._layout.to_json()})
         self._size = len(text)
         self._loop = loop
         self._messages: asyncio.Queue[Any] = asyncio.Queue()
-        self.job = Job(model, self._payload.documents, on_sentence=lambda *sentence: self._notify(sentence))
+        self.job = Job(
+            model,
+            self._payload.documents,
+            on_sentence=lambda *sentence: self._notify(sentence),
+            aligned=self._payload.aligned,
+        )
         self.job.result.add_done_callback(lambda _: self._notify(_ENDED))
 
     def _notify(self, message: Any) -> None:
@@ -302,6 +317,7 @@ class Stream:
         record: RequestRecord = request.state.record
         disconnected = asyncio.ensure_future(_disconnected(request))
         disconnected.add_done_callback(lambda _: self._messages.put_nowait(_DISCONNECTED))
+        filling = FillReport()
         try:
             yield self._start
             while (message := await self._next(record.deadline)) not in (_ENDED, _DISCONNECTED):
@@ -309,7 +325,8 @@ class Stream:
             record.batch = self.job.largest_batch
             if message is _ENDED:
                 found = self.job.result.result()
-                (text,) = await run(self._size, lambda: self._payload.fill(found))
+                (text,) = await run(self._size, lambda: self._payload.fill(found, report=filling))
+                self._metrics.count_filling(filling)
                 yield event("done", {"text": text, "seconds": round(time.monotonic() - record.started, 3)})
         except TimeoutError:
             yield event("error", timed_out(seconds).body())
@@ -323,7 +340,7 @@ class Stream:
         async with asyncio.timeout(deadline - time.monotonic()):
             return await self._messages.get()
 
-    def _sentence(self, index: int, translation: str) -> str:
+    def _sentence(self, index: int, translation: TranslatedSentence) -> str:
         unit = self._layout.units[index]
         return event("sentence", {"index": index, "source": unit.source, "text": unit.fill(translation)})
 

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from reluformer.errors import ReluformerError
 from reluformer.integrations.server.limits import RequestError, ServerLimits, failed, shutting_down, too_large
+from reluformer.translation.formats import FillReport
 
 LOGGER = "reluformer.integrations.server"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -86,7 +87,18 @@ class Metrics:
         self.source_tokens = Counter("reluformer_source_tokens", "Source tokens read.", registry=registry)
         self.target_tokens = Counter("reluformer_target_tokens", "Tokens of translations.", registry=registry)
         self.characters = Counter("reluformer_characters", "Characters of texts to translate.", registry=registry)
+        self.retranslated = Counter(
+            "reluformer_retranslated_sentences", "Sentences translated anew by themselves.", registry=registry
+        )
+        self.marks_by_position = Counter(
+            "reluformer_marks_by_position", "Marks that no word had read, placed by position.", registry=registry
+        )
         self._queue = Gauge("reluformer_queue", "Requests that wait or are translated.", registry=registry)
+
+    def count_filling(self, report: FillReport) -> None:
+        """Counts what happened to the sentences and marks of a translation."""
+        self.retranslated.inc(report.retranslated)
+        self.marks_by_position.inc(report.marks_by_position)
 
     def watch_queue(self, length: Callable[[], int]) -> None:
         """Sets the function that returns the length of the queue."""

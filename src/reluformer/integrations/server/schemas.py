@@ -24,7 +24,7 @@ from starlette.requests import Request
 from reluformer.integrations.server.limits import RequestError, ServerLimits
 from reluformer.integrations.server.model_registry import ServedModel
 from reluformer.translation import formats
-from reluformer.translation.formats import Skeleton, TextSkeleton, TextUnit
+from reluformer.translation.formats import FillReport, Skeleton, TextSkeleton, TextUnit
 from reluformer.translation.inspection import AttentionKind
 from reluformer.translation.windows import Translation
 
@@ -367,14 +367,22 @@ class Payload:
         """The sentences of each document of each text."""
         return [document.src for skeleton in self.skeletons for document in skeleton.documents]
 
-    def fill(self, translations: Sequence[Sequence[Translation]], rank: int = 0) -> list[str]:
+    @property
+    def aligned(self) -> list[bool]:
+        """Whether the translations of each document need alignments."""
+        return formats.alignment_needs(self.skeletons)
+
+    def fill(
+        self, translations: Sequence[Sequence[Translation]], rank: int = 0, report: FillReport | None = None
+    ) -> list[str]:
         """Returns the translated texts.
 
         Args:
             translations: The n-best translations of each of `documents`.
             rank: The rank of the translation to take; 0 is the best.
+            report: Counts what happened to sentences and marks.
         """
-        return formats.fill_all(self.skeletons, [found[rank].sentences for found in translations])
+        return formats.fill_all(self.skeletons, [found[rank].translated for found in translations], report)
 
 
 class TextLayout:

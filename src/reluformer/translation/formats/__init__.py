@@ -5,15 +5,18 @@
     write_text("brief.md", skeleton.fill(translate(sentences)))
 
 A skeleton filled with its own sentences is the text again, byte for byte, in `plain`,
-`aligned`, `markdown` and `html`; the other formats only add to what is there. `skeleton.documents`
+`aligned`, `markdown`, `html`, `srt` and `vtt`; the other formats only add to what is there. `skeleton.documents`
 groups the same sentences by document, for models that read across sentences.
 
 plain      running text, aligned text with one sentence a line, and the files of all formats
 markdown   CommonMark with tables
 html       pages
 tabular    TSV, CSV and JSON lines
-bilingual  TMX, XLIFF and PO
-skeleton   text units, the skeleton that they are put back into, and the spans that no model may touch
+bilingual  TMX, XLIFF and PO; `inline_elements` are those of XLIFF
+subtitles  SubRip and WebVTT
+skeleton   text units, and the skeleton that they are put back into
+spans      markup in running text, and the sentences between
+marks      the markup of a sentence, and its place in the translation
 """
 
 from __future__ import annotations
@@ -33,19 +36,23 @@ from reluformer.translation.formats.plain import (
     write_text,
 )
 from reluformer.translation.formats.skeleton import (
+    AnyTranslation,
     CorpusFormat,
     FillReport,
     Skeleton,
     TextFormat,
     TextSkeleton,
     TextUnit,
+    alignment_needs,
     fill_all,
 )
+from reluformer.translation.formats.subtitles import SubRip, WebVtt
 from reluformer.translation.formats.tabular import Csv, Jsonl, Tsv
 from reluformer.translation.splitters import Splitter
 
 _FORMATS: dict[str, type[TextFormat]] = {
-    kind.name: kind for kind in (PlainText, Markdown, Html, AlignedText, Jsonl, Tsv, Csv, Tmx, Xliff, Po)
+    kind.name: kind
+    for kind in (PlainText, Markdown, Html, AlignedText, Jsonl, Tsv, Csv, Tmx, Xliff, Po, SubRip, WebVtt)
 }
 
 
@@ -98,6 +105,7 @@ def is_jsonl(path: str | Path) -> bool:
 
 __all__ = [
     "AlignedText",
+    "AnyTranslation",
     "BilingualFormat",
     "CorpusFormat",
     "Csv",
@@ -108,12 +116,15 @@ __all__ = [
     "PlainText",
     "Po",
     "Skeleton",
+    "SubRip",
     "TextFormat",
     "TextSkeleton",
     "TextUnit",
     "Tmx",
     "Tsv",
+    "WebVtt",
     "Xliff",
+    "alignment_needs",
     "decode_text",
     "detect",
     "fill_all",

@@ -1,10 +1,13 @@
 """Bilingual files: TMX, XLIFF and PO, through translate-toolkit (the extra `formats`).
 
 For translation, entries without a target get one. Kept: every entry that has a
-translation, notes, states, order, placeholders of programs (`%s`, `{name}`, tags; see
-`skeleton`), white space around and between sentences. Not kept: inline elements of XLIFF and
-TMX segments, whose text is translated without them. The file is written by
-translate-toolkit, so its layout may change where a target was added.
+translation, notes, states, order, white space around and between sentences. Placeholders of
+programs (`%s`, `{name}`, tags) and inline elements of XLIFF (`inline_elements`) are marks of
+their sentence (see `marks`). Not kept: inline elements of TMX segments, whose text is translated
+without them. The file is written by translate-toolkit, so its layout may change where a target was added.
+
+A doubtful translation is flagged for a translator: `fuzzy` in PO, the state `needs-translation` in
+XLIFF 1.2 and `initial` in XLIFF 2.
 
 For training, every entry is a sentence pair; drafts are skipped. A file is read whole.
 """
@@ -16,30 +19,30 @@ import re
 import zlib
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from reluformer.errors import ArgumentError, DataError
 from reluformer.translation.document import Document, DocumentAssembler, SentencePair, Skipped, SkipReason
+from reluformer.translation.formats.html import unescape
+from reluformer.translation.formats.inline_elements import ELEMENT, InlineElements, element_tags
 from reluformer.translation.formats.plain import BYTE_ORDER_MARK, decode_line, open_binary
 from reluformer.translation.formats.skeleton import (
-    ADDRESS,
-    MARK,
-    TAG,
+    AnyTranslation,
     CorpusFormat,
     FillReport,
     Skeleton,
-    Span,
     TextPart,
     TextUnit,
     filled,
-    split_units,
 )
+from reluformer.translation.formats.spans import ADDRESS, Span, pair_tags, split_units
 
-_PLACEHOLDER = re.compile(
-    r"%(?:\([^()\s]++\))?[-+#0]*+\d*+(?:\.\d++)?+(?:ll?|h)?[diouxXeEfFgGcrs%]|\$?\{[^{}\s]*+\}|&#?\w++;"
-    rf"|{TAG}|{MARK.pattern}|{ADDRESS}"
-)
+_TAG = r"<(?P<close>/?)(?P<name>[A-Za-z][\w:-]*+)(?P<rest>[^<>]*+)>"
+_PLACEHOLDER = re.compile(r"%(?:\([^()\s]++\))?[-+#0]*+\d*+(?:\.\d++)?+(?:ll?|h)?[diouxXeEfFgGcrs%]|\$?\{[^{}\s]*+\}")
+_INLINE = re.compile(rf"(?P<placeholder>{_PLACEHOLDER.pattern})|(?P<entity>&#?\w{{1,40}}+;)|{_TAG}|{ADDRESS}")
+_NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 _DECLARED = re.compile(
     r"\ufeff?<\?xml[^>]*encoding=[\"']([^\"']+)[\"']|(?:[#m\"][^\n]*\n)*\"Content-Type:.*charset=([\w-]+)"
 )
@@ -49,9 +52,27 @@ MOST_PLURAL_FORMS = 6
 _XML_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 
 
-def placeholder_spans(text: str) -> list[Span]:
-    """Finds placeholders, tags, entities and addresses in a message of a program."""
-    return [Span(*match.span()) for match in _PLACEHOLDER.finditer(text)]
+def message_spans(text: str) -> list[Span]:
+    """Finds the marks in a message of a program: placeholders, tags, entities, addresses and inline elements."""
+    spans: list[Span] = []
+    tags = list(element_tags(text))
+    for match in _INLINE.finditer(text):
+        if match["name"]:
+            kind = "empty" if match["rest"].endswith("/") else "close" if match["close"] else "open"
+            tags.append((*match.span(), match["name"].lower(), kind))
+        elif match["entity"]:
+            spans.append(Span(*match.span(), text=unescape(match[0])))
+        else:
+            spans.append(Span(*match.span(), text=match[0]))
+    return [*spans, *pair_tags(sorted(tags), len(text))]
+
+
+@dataclass(frozen=True)
+class MessageUnit(TextUnit):
+    """A unit of a message loses the placeholders and tags that a model invents, which would break the program."""
+
+    def escape(self, text: str) -> str:
+        return _NOT_XML.sub("", re.sub(_TAG, "", _PLACEHOLDER.sub("", ELEMENT.sub("", text))))
 
 
 class BilingualFormat(CorpusFormat):
@@ -142,13 +163,18 @@ class BilingualFormat(CorpusFormat):
         """
         return None
 
-    def fill_entry(self, entry: Any, forms: list[str], plural_forms: int | None) -> None:
+    def source_forms(self, entry: Any) -> list[str]:
+        """Returns the singular and plural forms of the source, with marks for inline elements."""
+        return self.forms(entry.source)
+
+    def fill_entry(self, entry: Any, forms: list[str], plural_forms: int | None, doubtful: bool) -> None:
         """Sets the target of an entry.
 
         Args:
             entry: An entry of a store.
             forms: The translations of its singular and plural.
             plural_forms: The number of plural forms of the target, if the file says it.
+            doubtful: Whether a translator should look at it.
         """
         entry.target = forms[0]
 
@@ -166,9 +192,13 @@ class _BilingualSkeleton(Skeleton):
         for index, entry in enumerate(store.units):
             if not codec.is_empty(entry):
                 continue
-            forms = [split_units(form, codec.splitter, placeholder_spans) for form in codec.forms(entry.source)]
+            forms = [
+                split_units(form, codec.splitter, message_spans, MessageUnit) for form in codec.source_forms(entry)
+            ]
             self.entries[index] = forms
-            sources = [part.source for form in forms for part in form if isinstance(part, TextUnit)]
+            units = [part for form in forms for part in form if isinstance(part, TextUnit)]
+            sources = [unit.source for unit in units]
+            self.has_marks = self.has_marks or any(unit.marks for unit in units)
             if codec.entries_are_documents or not groups:
                 groups.append(sources)
             else:
@@ -185,13 +215,15 @@ class _BilingualSkeleton(Skeleton):
             raise DataError(f"{self.codec.name}: the file declares the encoding {encoding}; convert it to UTF-8 first")
         return self.codec.store(self.text.removeprefix(BYTE_ORDER_MARK).encode("utf-8"))
 
-    def _fill(self, translations: Iterator[str], report: FillReport) -> str:
+    def _fill(self, translations: Iterator[AnyTranslation], report: FillReport) -> str:
         if not self.entries:
             return self.text
         store = self._open()
         for index, forms in self.entries.items():
-            texts = ["".join(filled(form, translations, report)) for form in forms]
-            self.codec.fill_entry(store.units[index], texts, self.plural_forms)
+            own = FillReport()
+            texts = ["".join(filled(form, translations, own)) for form in forms]
+            report.include(own)
+            self.codec.fill_entry(store.units[index], texts, self.plural_forms, own.doubtful)
         return bytes(store).decode("utf-8")
 
 
@@ -231,9 +263,16 @@ class Xliff(BilingualFormat):
         marked = entry.xmlelement.get("approved") == "no" or state == "new" or state.startswith("needs-")
         return marked and bool(entry.target)
 
-    def fill_entry(self, entry: Any, forms: list[str], plural_forms: int | None) -> None:
-        super().fill_entry(entry, forms, plural_forms)
+    def source_forms(self, entry: Any) -> list[str]:
+        return [InlineElements(entry).text]
+
+    def fill_entry(self, entry: Any, forms: list[str], plural_forms: int | None, doubtful: bool) -> None:
+        InlineElements(entry).fill(forms[0])
         entry.markapproved(False)  # nobody has read it yet
+        if doubtful and isinstance(entry, _toolkit("xliff").xliffunit):
+            entry.target_dom.set("state", "needs-translation")
+        elif doubtful:
+            entry.markfuzzy()
 
 
 class Po(BilingualFormat):
@@ -269,11 +308,13 @@ class Po(BilingualFormat):
             )
         return int(nplurals)
 
-    def fill_entry(self, entry: Any, forms: list[str], plural_forms: int | None) -> None:
+    def fill_entry(self, entry: Any, forms: list[str], plural_forms: int | None, doubtful: bool) -> None:
         if len(forms) == 1:
-            super().fill_entry(entry, forms, plural_forms)
+            super().fill_entry(entry, forms, plural_forms, doubtful)
         else:
             entry.target = [forms[min(number, len(forms) - 1)] for number in range(plural_forms or len(forms))]
+        if doubtful:
+            entry.markfuzzy()
 
 
 def _text_in(entry: Any, language: str) -> str:

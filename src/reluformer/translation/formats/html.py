@@ -1,9 +1,8 @@
 """HTML: the words are translated; tags, comments, scripts and attributes stay as they are.
 
-Running text ends where a block ends (a paragraph, a cell, a line break). Inline markup
-inside of a sentence passes through a model as `skeleton` describes: `<b>word</b>` as a label
-that is translated, code and other tags whole. Entities are read as the characters that
-they stand for; a translation is escaped again.
+Running text ends where a block ends (a paragraph, a cell, a line break). A model reads the plain
+sentences; inline elements are marks of their sentence (see `marks`), and code is copied. Entities are read
+as the characters that they stand for; a translation is escaped again.
 """
 
 from __future__ import annotations
@@ -13,18 +12,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from reluformer.translation.formats.skeleton import (
-    ADDRESS,
-    MARK,
-    MarkedUnit,
-    Skeleton,
-    Span,
-    TextFormat,
-    TextPart,
-    TextSkeleton,
-    TextUnit,
-    split_units,
-)
+from reluformer.translation.formats.skeleton import Skeleton, TextFormat, TextPart, TextSkeleton, TextUnit
+from reluformer.translation.formats.spans import ADDRESS, Span, pair_tags, split_units
 
 _KEPT = "script|style|pre|textarea|template|svg|math|noscript|iframe|object"
 _INLINE = re.compile(
@@ -37,33 +26,47 @@ _TAG = rf"</?([A-Za-z][\w:-]*+){_ATTRIBUTES}>"
 _MARKUP = re.compile(
     rf"<!--.*?(?:-->|\Z)|<({_KEPT})\b{_ATTRIBUTES}>.*?(?:</\1\s*>|\Z)|<[!?][^<>]*>|{_TAG}", re.DOTALL | re.IGNORECASE
 )
-_WHOLE = re.compile(r"<(code|kbd|samp|var)\b[^<>]*+>[^<>]*+</\1\s*+>", re.IGNORECASE)
-_PAIR = re.compile(r"<([A-Za-z][\w:-]*+)\b[^<>]*+>(?P<label>[^\w<>]*+\w[^<>]*+)</\1\s*+>", re.IGNORECASE)
+_VOID = frozenset(("img", "wbr", "br", "input"))
+_CODE = frozenset(("code", "kbd", "samp", "var"))
 _LONG_REFERENCE = re.compile(r"&#[0-9]{10,}+;?")
-_OTHER = re.compile(rf"{_TAG}|{MARK.pattern}|{ADDRESS}")
+_INLINE_MARKUP = re.compile(
+    rf"<(?P<close>/?)(?P<name>[A-Za-z][\w:-]*+){_ATTRIBUTES}>|(?P<reference>&#?\w{{1,5000}}+;?)|{ADDRESS}"
+)
 
 
 def html_spans(text: str) -> list[Span]:
-    """Finds what must survive in a stretch of running text: inline tags, code, addresses."""
+    """Finds the marks in a stretch of running text (inline elements, code, addresses), and the references."""
     spans: list[Span] = []
-    taken = bytearray(len(text))
-    for pattern in (_WHOLE, _PAIR, _OTHER):
-        for match in pattern.finditer(text):
-            start, end = match.span()
-            if any(taken[start:end]):
-                continue
-            label = match.span("label") if pattern is _PAIR and not _OTHER.search(match["label"]) else None
-            spans.append(Span(start, end, label))
-            taken[start:end] = b"\x01" * (end - start)
-    return sorted(spans, key=lambda span: span.start)
+    tags: list[tuple[int, int, str, str]] = []
+    for match in _INLINE_MARKUP.finditer(text):
+        if match["name"]:
+            tags.append((*match.span(), match["name"].lower(), _kind(match)))
+        elif not match["reference"]:
+            spans.append(Span(*match.span(), text=match[0]))
+        elif (read := unescape(match[0])) != match[0]:
+            spans.append(Span(*match.span(), text=read, is_mark=False))
+    names = {start: name for start, _, name, _ in tags}
+    for span in pair_tags(tags, len(text)):
+        if span.content and span.start < span.content[0] and span.content[1] < span.end and names[span.start] in _CODE:
+            inner = _INLINE_MARKUP.sub(lambda match: "" if match["name"] else match[0], text[slice(*span.content)])
+            spans.append(Span(span.start, span.end, text=unescape(inner)))
+        else:
+            spans.append(span)
+    return spans
+
+
+def _kind(match: re.Match[str]) -> str:
+    if match["name"].lower() in _VOID or match[0].endswith("/>"):
+        return "empty"
+    return "close" if match["close"] else "open"
 
 
 @dataclass(frozen=True)
-class HtmlUnit(MarkedUnit):
+class HtmlUnit(TextUnit):
     """A unit of HTML escapes its translation, which must not turn into markup."""
 
-    def adapt(self, translation: str) -> str:
-        return super().adapt(html.escape(translation, quote=False))
+    def escape(self, text: str) -> str:
+        return html.escape(text, quote=False)
 
 
 class Html(TextFormat):
@@ -75,19 +78,11 @@ class Html(TextFormat):
     def skeleton(self, text: str) -> Skeleton:
         parts: list[TextPart] = []
         for stretch, is_running in _stretches(text):
-            parts += self._units(stretch) if is_running else [stretch]
+            parts += split_units(stretch, self.splitter, html_spans, HtmlUnit) if is_running else [stretch]
         return TextSkeleton(parts)
 
-    def _units(self, stretch: str) -> Iterator[TextPart]:
-        for part in split_units(stretch, self.splitter, html_spans):
-            if isinstance(part, TextUnit):
-                spans = part.spans if isinstance(part, MarkedUnit) else ()
-                yield HtmlUnit(part.raw, _unescape(part.source), spans)
-            else:
-                yield part
 
-
-def _unescape(text: str) -> str:
+def unescape(text: str) -> str:
     """Replaces entities by their characters; a number of too many digits becomes U+FFFD, as in browsers."""
     return html.unescape(_LONG_REFERENCE.sub("\ufffd", text))
 

@@ -1,50 +1,48 @@
 """Markdown: the words are translated, the structure stays.
 
-Kept exactly: front matter, fenced and indented code, HTML blocks, link definitions,
-heading, list, quote and table markup, inline code, images (with their alternative text),
-bare and bracketed addresses, HTML tags, footnote marks, link targets; a link whose label
-is code or an image is kept whole. See `skeleton` for how they pass through a model.
+Kept exactly: front matter, fenced and indented code, HTML blocks, link definitions, heading, list,
+quote and table markup. A model reads plain sentences; emphasis, links, inline code, images (with their
+alternative text), addresses, HTML tags and footnote marks are marks of their sentence (see `marks`).
+Escapes and entities are read as the characters that they stand for; a translation is escaped again.
 
-Not kept: the line breaks inside a translated sentence (it is written on one line), and
-nothing watches over emphasis: its marks stay in the sentence for the model to copy.
+Not kept: the line breaks inside a translated sentence (it is written on one line).
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from reluformer.translation.formats.html import html_spans
+from reluformer.translation.formats.marks import Mark
 from reluformer.translation.formats.plain import TextLine, split_lines
 from reluformer.translation.formats.skeleton import (
-    ADDRESS,
-    MARK,
-    TAG,
-    MarkedUnit,
+    LINE_BREAK,
     Skeleton,
-    Span,
     TextFormat,
     TextPart,
     TextSkeleton,
     TextUnit,
-    split_units,
 )
+from reluformer.translation.formats.spans import Span, split_units
 from reluformer.translation.splitters import Splitter
 
 _FRONT_MATTER = re.compile(r"\ufeff?(?:(---|\+\+\+)[ \t]*\r?\n(?:[^\n]*+\n)*?(?:\1|\.\.\.)[ \t]*(?:\r?\n|\Z))?")
 _ITEM_PREFIX = re.compile(r"\[[ xX]\]\s+|\[\^[^\[\]\s]+\]:\s*")
 _BLOCK_START = re.compile(r"(\d{1,9})([.)])(?=\s|\Z)|(?=[-+*](?:\s|\Z)|#{1,6}(?:\s|\Z)|>|```|~~~|\|)")
 _OPAQUE = re.compile(
-    r"(?<!`)(?P<ticks>`+)(?!`).{1,2000}?(?<!`)(?P=ticks)(?!`)"
-    r"|!\[(?:[^\[\]\\]|\\.)*+\](?:\((?:[^()\\]|\\.|\([^()]*\))*+\)|\[[^\[\]]*\])"
-    rf"|<(?:[A-Za-z][A-Za-z0-9+.-]*:[^\s<>]*|[^\s<>@]+@[^\s<>]+)>|{TAG}|<!--.{{0,2000}}?-->"
-    rf"|\[\^[^\[\]\s]+\]|{MARK.pattern}|\\[\[\]`\\]",
+    r"(?<!`)(?P<ticks>`+)(?!`)(?P<code>.{1,2000}?)(?<!`)(?P=ticks)(?!`)"
+    r"|(?P<point>!\[(?:[^\[\]\\]|\\.)*+\](?:\((?:[^()\\]|\\.|\([^()]*\))*+\)|\[[^\[\]]*\])"
+    r"|<!--.{0,2000}?-->|\[\^[^\[\]\s]+\])"
+    r"|<(?P<address>[A-Za-z][A-Za-z0-9+.-]*:[^\s<>]*|[^\s<>@]+@[^\s<>]+)>"
+    r"|\\(?P<escaped>[!-/:-@\[-`{-~])",
     re.DOTALL,
 )
 _LINK = re.compile(
@@ -52,52 +50,163 @@ _LINK = re.compile(
     r"(?:\((?:[^()\\]|\\.|\([^()]*\))*+\)|\[[^\[\]]*\])",
     re.DOTALL,
 )
-_BARE = re.compile(ADDRESS)
+_DELIMITERS = re.compile(r"(?P<mark>[*_])(?P=mark)*+|(?<!~)~~(?!~)")
+_RISKY = re.compile(r"[`]|\\(?=[!-/:-@\[-`{-~]|\Z)|[*_]|~~|<(?=[A-Za-z/!?])|&(?=#?\w++;)|\](?=[(\[:])|\[(?=\^)|!(?=\[)")
 
 
 def markdown_spans(text: str) -> list[Span]:
-    """Finds what must survive in the text of a paragraph; escaped brackets and ticks are no markup."""
-    opaque = [match.span() for match in _OPAQUE.finditer(text)]
-    shadow = _blank_out(text, opaque)
-    spans = []
-    for match in _LINK.finditer(shadow):
-        low, high = match.span("label")
-        has_opaque = "\0" in shadow[low:high] or _BARE.search(text, low, high)
-        spans.append(Span(*match.span(), None if has_opaque or low == high else (low, high)))
-    shadow = _blank_out(shadow, [(span.start, span.end) for span in spans])
-    spans += [Span(*match.span()) for match in _BARE.finditer(shadow)]
-    ends = sorted((span.start, span.end) for span in spans)
-    for start, end in opaque:
-        index = bisect_right(ends, (start, end)) - 1
-        inside = index >= 0 and end <= ends[index][1]
-        if not inside and text[start] != "\\":
-            spans.append(Span(start, end))
-    return sorted(spans, key=lambda span: span.start)
+    """Finds the marks in the text of a paragraph, and what is written with an escape or an entity."""
+    spans = [_opaque(match) for match in _OPAQUE.finditer(text)]
+    hidden = _blank_out(text, [(span.start, span.end) for span in spans])
+    links: list[Span] = []
+    for match in _LINK.finditer(hidden):
+        links.append(Span(*match.span(), content=match.span("label"), whole=True))
+    covered = [
+        part for link in links if link.content for part in ((link.start, link.content[0]), (link.content[1], link.end))
+    ]
+    hidden = _blank_out(hidden, covered)
+    spans += links
+    found = html_spans(hidden)
+    hidden = _blank_out(hidden, _markup_of(found))
+    spans += found
+    outside = _blank_out(hidden, [link.content for link in links if link.content])
+    spans += _emphasis(outside, text, 0, len(text))
+    for link in links:
+        if link.content:
+            spans += _emphasis(hidden, text, *link.content)
+    return spans
+
+
+def _markup_of(spans: Sequence[Span]) -> list[tuple[int, int]]:
+    """Returns where the markup of spans stands, without what is text again, in order."""
+    found = []
+    for span in spans:
+        inner = (
+            [(span.start, span.end)]
+            if span.content is None
+            else [(span.start, span.content[0]), (span.content[1], span.end)]
+        )
+        found += [place for place in inner if place[0] < place[1]]
+    return sorted(found)
+
+
+def _opaque(match: re.Match[str]) -> Span:
+    if match["escaped"]:
+        return Span(*match.span(), text=match["escaped"], is_mark=False)
+    code = match["code"]
+    if code and code.strip() and code[0] == code[-1] == " ":
+        code = code[1:-1]
+    return Span(*match.span(), text=match["address"] or code or "")
+
+
+@dataclass
+class _Run:
+    """A run of delimiters, as CommonMark defines it; `start:end` shrinks as delimiters find their partners."""
+
+    mark: str
+    start: int
+    end: int
+    opens: bool
+    closes: bool
+    size: int
+
+
+def _emphasis(hidden: str, text: str, low: int, high: int) -> Iterator[Span]:
+    """Yields the emphasis in `low:high`, by CommonMark's own procedure; `hidden` has no other markup."""
+    stack: list[_Run] = []
+    bottom: dict[tuple[str, bool, int], int] = {}
+    for match in _DELIMITERS.finditer(hidden, low, high):
+        run = _run(match, text)
+        while run.closes and run.start < run.end:
+            key = run.mark, run.opens, run.size % 3
+            index = len(stack) - 1
+            while index >= bottom.get(key, 0) and not _pairs(stack[index], run):
+                index -= 1
+            if index < bottom.get(key, 0):
+                bottom[key] = len(stack)
+                break
+            opener = stack[index]
+            del stack[index + 1 :]
+            bottom = {name: min(value, len(stack)) for name, value in bottom.items()}
+            size = 2 if min(opener.end - opener.start, run.end - run.start) >= 2 else 1
+            yield Span(opener.end - size, run.start + size, (opener.end, run.start))
+            opener.end -= size
+            run.start += size
+            if opener.start == opener.end:
+                stack.pop()
+                bottom = {name: min(value, len(stack)) for name, value in bottom.items()}
+        if run.opens and run.start < run.end:
+            stack.append(run)
+
+
+def _run(match: re.Match[str], text: str) -> _Run:
+    start, end = match.span()
+    before, after = text[start - 1 : start] or " ", text[end : end + 1] or " "
+    punctuated = not before.isalnum() and not before.isspace(), not after.isalnum() and not after.isspace()
+    left = not after.isspace() and (not punctuated[1] or before.isspace() or punctuated[0])
+    right = not before.isspace() and (not punctuated[0] or after.isspace() or punctuated[1])
+    mark = match[0][0]
+    if mark == "_":
+        left, right = left and (not right or punctuated[0]), right and (not left or punctuated[1])
+    return _Run(mark, start, end, left, right, end - start)
+
+
+def _pairs(opener: _Run, closer: _Run) -> bool:
+    """Returns whether two runs can be partners; those that could do both obey the rule of three."""
+    if opener.mark != closer.mark:
+        return False
+    either = opener.closes or closer.opens
+    return not either or (opener.size + closer.size) % 3 != 0 or opener.size % 3 == closer.size % 3 == 0
 
 
 def _blank_out(text: str, ranges: Sequence[tuple[int, int]]) -> str:
     pieces, cursor = [], 0
     for start, end in ranges:
-        pieces += [text[cursor:start], "\0" * (end - start)]
-        cursor = end
+        if start >= cursor:
+            pieces += [text[cursor:start], "\0" * (end - start)]
+            cursor = end
     return "".join([*pieces, text[cursor:]])
 
 
 @dataclass(frozen=True)
-class MarkdownUnit(MarkedUnit):
+class MarkdownUnit(TextUnit):
     """A unit of Markdown escapes what would turn into markup: `1. Mai` at the start of a line is no list."""
 
     starts_line: bool = False
     in_table: bool = False
 
-    def adapt(self, translation: str) -> str:
-        text = super().adapt(translation)
+    def escape(self, text: str) -> str:
         if self.in_table:
-            return re.sub(r"(?<!\\)\|", r"\\|", text)
-        start = _BLOCK_START.match(text) if self.starts_line and not _BLOCK_START.match(self.raw) else None
+            text = text.replace("|", "\0")
+        text = _RISKY.sub(lambda match: _escaped(match, text), text)
+        if any("]" in mark.closing for mark in self.marks):
+            text = re.sub(r"(?<!\\)[\[\]]", r"\\\g<0>", text)
+        if text.endswith("!"):  # a link behind it would be an image
+            text = text[:-1] + "\\!" if self.marks else text
+        return text.replace("\0", "\\|") if self.in_table else text
+
+    def adapt(self, written: str) -> str:
+        starts = self.starts_line and not self.in_table and not _BLOCK_START.match(self.raw)
+        start = _BLOCK_START.match(written) if starts and not self._begins_with_mark(written) else None
         if start is None:
-            return text
-        return f"{start[1] or ''}\\{start[2] or ''}{text[start.end() :]}"
+            return written
+        return f"{start[1] or ''}\\{start[2] or ''}{written[start.end() :]}"
+
+    def _begins_with_mark(self, written: str) -> bool:
+        return any(written.startswith(mark.opening) for mark in self.marks if mark.opening)
+
+
+def _escaped(match: re.Match[str], text: str) -> str:
+    """Escapes a character that could be markup; a star or line between spaces is none."""
+    found = match[0]
+    if found == "&":
+        return "&amp;"
+    before, after = text[match.start() - 1 : match.start()], text[match.end() : match.end() + 1]
+    if found in "*_" and before.isspace() and after.isspace():
+        return found
+    if found == "_" and before.isalnum() and after.isalnum():
+        return found
+    return "\\" + found
 
 
 class Stretch(NamedTuple):
@@ -178,13 +287,31 @@ class Markdown(TextFormat):
             end = position + len(part.raw if isinstance(part, TextUnit) else part)
             raw = text[original(position) : original(end)]
             if isinstance(part, TextUnit):
-                spans = part.spans if isinstance(part, MarkedUnit) else ()
                 starts_line = not block.in_heading and (position == 0 or joined[position - 1] == "\n")
-                parts.append(MarkdownUnit(raw, part.source, spans, starts_line, block.in_table))
+                marks = tuple(_distinct(map(_on_one_line, part.marks)))
+                parts.append(MarkdownUnit(raw, part.source, marks, starts_line, block.in_table))
             else:
                 parts.append(raw)
             position = end
         return parts
+
+
+def _on_one_line(mark: Mark) -> Mark:
+    """Returns a mark without line breaks, which mean spaces in Markdown; a quote would need its marks behind each."""
+    opening, closing = (LINE_BREAK.sub(" ", part) for part in (mark.opening, mark.closing))
+    return replace(mark, opening=opening, closing=closing)
+
+
+def _distinct(marks: Iterable[Mark]) -> Iterator[Mark]:
+    """Yields marks with `_` for emphasis inside of `*`, and the other way round: around one word, `**` is strong."""
+    outer: list[str] = []
+    for mark in marks:
+        del outer[mark.depth :]
+        other = {"*": "_", "_": "*"}.get(mark.opening)
+        if other is not None and mark.opening == mark.closing and mark.opening in outer and other not in outer:
+            mark = replace(mark, opening=other, closing=other)
+        outer.append(mark.opening)
+        yield mark
 
 
 def _find_cell(row: str, content: str, column: int) -> Stretch | None:

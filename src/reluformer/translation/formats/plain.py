@@ -28,8 +28,8 @@ from reluformer.translation.formats.skeleton import (
     TextPart,
     TextSkeleton,
     TextUnit,
-    split_units,
 )
+from reluformer.translation.formats.spans import split_units
 from reluformer.translation.splitters import Splitter
 
 BYTE_ORDER_MARK = "\ufeff"

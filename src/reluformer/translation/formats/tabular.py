@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from reluformer.errors import DataError
-from reluformer.translation.document import Document, DocumentAssembler, SentencePair
+from reluformer.translation.document import Document, DocumentAssembler, SentencePair, Skipped, SkipReason
 from reluformer.translation.formats.plain import (
     BYTE_ORDER_MARK,
     UTF8_MOST_BYTES,
@@ -21,6 +22,7 @@ from reluformer.translation.formats.plain import (
     split_lines,
 )
 from reluformer.translation.formats.skeleton import (
+    AnyTranslation,
     CorpusFormat,
     FillReport,
     Skeleton,
@@ -34,22 +36,34 @@ MOST_NESTED = 100
 """A line of JSON may nest lists and objects this deep."""
 HALF_PAIR = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair, which JSON can write but UTF-8 cannot."""
+FUZZY = "fuzzy"
+"""The last column of a line of TSV whose translation is doubtful."""
 _NESTED_TOO_DEEP = object()
 
 
+@dataclass(frozen=True)
 class _TsvUnit(TextUnit):
     """The translation goes into a column of its own, so the source is never replaced."""
 
-    def fill(self, translation: str, report: FillReport | None = None) -> str:
-        super().fill(translation, report)
-        return on_one_line(translation).replace("\t", " ")
+    rest: str = ""
+    """The columns behind the translation."""
+
+    def fill(self, translation: AnyTranslation, report: FillReport | None = None) -> str:
+        own = FillReport()
+        super().fill(translation, own)
+        if report is not None:
+            report.include(own)
+        text = translation if isinstance(translation, str) else translation.text
+        flag = f"\t{FUZZY}" if own.doubtful else ""
+        return on_one_line(text).replace("\t", " ") + self.rest + flag
 
 
 class Tsv(CorpusFormat):
     """TSV has the source in the first column; blank lines part documents; there is no heading line.
 
     The translation goes into the second column where that is empty, else into a new last
-    column, so that a reference is never lost. A corpus has exactly two columns.
+    column, so that a reference is never lost. A doubtful translation has `fuzzy` in one more last column.
+    A corpus has exactly two columns; a third one that says `fuzzy` marks a draft, which is skipped.
     """
 
     name = "tsv"
@@ -61,14 +75,13 @@ class Tsv(CorpusFormat):
         for line in split_lines(text):
             columns = line.body.split("\t")
             sentence = columns[0].removeprefix(BYTE_ORDER_MARK).strip()
-            unit = _TsvUnit(sentence, sentence)
             if not sentence:
                 parts.append(line.body + line.ending)
             elif len(columns) > 1 and not columns[1].strip():
                 rest = "".join("\t" + column for column in columns[2:])
-                parts += [columns[0] + "\t", unit, rest + line.ending]
+                parts += [columns[0] + "\t", _TsvUnit(sentence, sentence, rest=rest), line.ending]
             else:
-                parts += [line.body + "\t", unit, line.ending]
+                parts += [line.body + "\t", _TsvUnit(sentence, sentence), line.ending]
             if sentence or not line.body.strip():
                 groups.add(sentence)
         return TextSkeleton(parts, groups.documents())
@@ -76,10 +89,10 @@ class Tsv(CorpusFormat):
     def read_corpus(self, files: Sequence[Path], assembler: DocumentAssembler) -> Iterator[Document]:
         (path,) = files
         most_bytes = 2 * assembler.limits.sentence_characters * UTF8_MOST_BYTES + 1
-        return assembler.documents(_tsv_pairs(path, most_bytes), path)
+        return assembler.documents(_tsv_pairs(path, most_bytes, assembler.skipped), path)
 
 
-def _tsv_pairs(path: Path, most_bytes: int) -> Iterator[SentencePair | None]:
+def _tsv_pairs(path: Path, most_bytes: int, skipped: Skipped) -> Iterator[SentencePair | None]:
     for number, line in numbered_lines(path, most_bytes):
         if line is None:
             yield SentencePair(number, None, None)
@@ -90,6 +103,8 @@ def _tsv_pairs(path: Path, most_bytes: int) -> Iterator[SentencePair | None]:
             yield None
         elif len(columns) == 2:
             yield SentencePair(number, *columns)
+        elif len(columns) == 3 and columns[2] == FUZZY:
+            skipped.add(SkipReason.FUZZY, f"{path}:{number}")
         else:
             raise DataError(f"{path}:{number}: expected source<TAB>target, got {len(columns)} columns")
 
@@ -97,9 +112,9 @@ def _tsv_pairs(path: Path, most_bytes: int) -> Iterator[SentencePair | None]:
 class _CsvUnit(TextUnit):
     """The translation goes into a cell of its own, in quotes where it needs them."""
 
-    def fill(self, translation: str, report: FillReport | None = None) -> str:
+    def fill(self, translation: AnyTranslation, report: FillReport | None = None) -> str:
         super().fill(translation, report)
-        cell = on_one_line(translation)
+        cell = on_one_line(translation if isinstance(translation, str) else translation.text)
         return '"' + cell.replace('"', '""') + '"' if any(sign in cell for sign in ',"') else cell
 
 
@@ -292,14 +307,18 @@ class _JsonlSkeleton(Skeleton):
             for number, record in enumerate(self.records.values(), 1)
         )
 
-    def _fill(self, translations: Iterator[str], report: FillReport) -> str:
+    def _fill(self, translations: Iterator[AnyTranslation], report: FillReport) -> str:
         pieces = []
         for index, (body, ending) in enumerate(self.lines):
             record = self.records.get(index)
             if record is not None:
-                for sentence in filter(str.strip, record["src"]):
-                    report.add(sentence)
-                texts = [next(translations) if sentence.strip() else sentence for sentence in record["src"]]
+                texts = []
+                for sentence in record["src"]:
+                    given = next(translations) if sentence.strip() else sentence
+                    text, doubtful = (given, False) if isinstance(given, str) else (given.text, given.doubtful)
+                    if sentence.strip():
+                        report.add(sentence, doubtful)
+                    texts.append(text)
                 body = _with_translation(body, record, texts)
             pieces.append(body + ending)
         return "".join(pieces)
