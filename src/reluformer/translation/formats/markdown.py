@@ -5,7 +5,8 @@ quote and table markup. A model reads plain sentences; emphasis, links, inline c
 alternative text), addresses, HTML tags and footnote marks are marks of their sentence (see `marks`).
 Escapes and entities are read as the characters that they stand for; a translation is escaped again.
 
-Not kept: the line breaks inside a translated sentence (it is written on one line).
+Not kept: the line breaks inside a translated sentence (it is written on one line), and emphasis of one kind
+that is nested more than two deep.
 """
 
 from __future__ import annotations
@@ -307,7 +308,7 @@ def _distinct(marks: Iterable[Mark]) -> Iterator[Mark]:
     outer: list[str] = []
     for mark in marks:
         del outer[mark.depth :]
-        other = {"*": "_", "_": "*"}.get(mark.opening)
+        other = {"*": "_", "_": "*", "**": "__", "__": "**"}.get(mark.opening)
         if other is not None and mark.opening == mark.closing and mark.opening in outer and other not in outer:
             mark = replace(mark, opening=other, closing=other)
         outer.append(mark.opening)

@@ -323,11 +323,12 @@ def _written(nodes: Sequence[_Node], room: Range, source: str, text: str, escape
     for node in order:
         mark, (low, high) = node.mark, node.place
         pieces.append(escape(text[cursor:low]))
-        last = next((piece[-1] for piece in reversed(pieces) if piece), text[low - 1 : low])
+        last = next((piece[-1] for piece in reversed(pieces) if piece), "")
+        following = text[low : min(low + 1, room[1])]
         if node.appended:
-            pieces.append(_spaced(_as_in_source(node, source, escape), last, text[low : low + 1]))
+            pieces.append(_spaced(_as_in_source(node, source, escape), last, following))
         elif mark.is_point:
-            pieces.append(_spaced(_whole(node), last, text[low : low + 1]) if mark.spaced else _whole(node))
+            pieces.append(_spaced(_whole(node), last, following) if mark.spaced else _whole(node))
         elif mark.verbatim:
             pieces.append(mark.opening)
         else:
