@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from importlib import resources
 from pathlib import Path
@@ -80,6 +81,19 @@ def test_the_report_stands_alone(out: Path) -> None:
     assert 'href="http' not in page.replace('xmlns:xlink="http', "")
     for title in ("Learning", "Pronouns by distance", "Scores by length", "One of the test documents"):
         assert title in page
+
+
+def test_the_labels_of_the_charts_have_room(out: Path) -> None:
+    page = (out / "report.html").read_text(encoding="utf-8")
+    learning, pronouns, _ = page.split("<svg")[1:]
+    for axis in ("xtick", "ytick"):
+        labels = re.findall(rf'<g id="{axis}_\d+">.*?<text[^>]*>([^<]+)</text>', learning, re.DOTALL)
+        assert 1 <= len(labels) <= 7
+        assert all(float(label) >= 0 for label in labels), "plain numbers, not 2.4 × 10⁰"
+    legend = pronouns[pronouns.index('id="legend') :]
+    assert pronouns.count(">chance<") == legend.count(">chance<") == 1, (
+        "curves cross the line, so its name is not there"
+    )
 
 
 def test_what_is_set_reaches_every_system_and_leaves_a_transformer() -> None:

@@ -373,6 +373,19 @@ def _learning(axis: Any, outcomes: Sequence[Outcome]) -> None:
         losses = [point["loss"] for point in outcome.history]
         axis.plot(tokens, losses, marker=MARKERS[name], color=COLOURS[name], label=outcome.system.title, markersize=4)
     axis.set(xlabel="million target tokens", ylabel="nats a token", yscale="log")
+    _plain_ticks(axis)
+
+
+def _plain_ticks(axis: Any) -> None:
+    """Gives both axes a few plain numbers, which do not touch each other; a logarithmic one would write 2.4 × 10⁰."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
+
+    low, high = axis.get_ylim()
+    for one in (axis.xaxis, axis.yaxis):
+        wide = one is axis.yaxis and high > 5 * low
+        one.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)) if wide else MaxNLocator(4))
+        one.set_major_formatter(ScalarFormatter(useOffset=False))
+        one.set_minor_locator(NullLocator())
 
 
 def _pronouns(axis: Any, outcomes: Sequence[Outcome]) -> None:
@@ -390,8 +403,7 @@ def _pronouns(axis: Any, outcomes: Sequence[Outcome]) -> None:
                 markerfacecolor=COLOURS[name] if filled else "white",
                 label=outcome.system.title if filled else None,
             )
-    axis.axhline(100 / 3, color="0.6", linewidth=1)
-    axis.annotate("chance", (0.99, 100 / 3), xycoords=("axes fraction", "data"), ha="right", va="bottom", color="0.4")
+    axis.axhline(100 / 3, color="0.6", linewidth=1, label="chance")  # in the legend, as curves cross the line
     axis.set(xlabel="sentences to the antecedent", ylabel="% correct", ylim=(0, 105))
 
 
