@@ -26,7 +26,9 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 def is_read(rule: rules.Rule) -> bool:
     formula = rules.formula_of(rule)
-    return formula is not None and formula.activation in triton.ACTIVATIONS
+    if formula is None or (formula.level is not None and formula.level.cap is not None):
+        return False
+    return formula.activation in triton.ACTIVATIONS
 
 
 RULES = [name for name in rules.names() if is_read(rules.get(name))]

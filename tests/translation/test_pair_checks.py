@@ -95,6 +95,7 @@ def test_a_corpus_that_was_prepared_before_there_were_filters_is_reused(summary:
     path = summary.directory / "manifest.json"
     manifest = json.loads(path.read_text(encoding="utf-8"))
     del manifest["config"]["filters"]
+    del manifest["config"]["segments"]["join_seed"], manifest["config"]["segments"]["join_shortest"]
     for split in ("train", "test"):
         del manifest["config"][split]["weight"]
     for figures in manifest["splits"].values():

@@ -238,12 +238,7 @@ def _read_rule(rule: Rule) -> native.ReadRule | None:
     if formula.is_relu:
         return native.ReadRule(native.READ_RELU)
     level, delta = formula.level, formula.delta
-    if (
-        level is None
-        or delta is None
-        or not formula.centred
-        or formula.without_level() != Formula("rectified_exp", delta=delta)
-    ):
+    if level is None or delta is None or not formula.centred or formula.terms() != Formula("rectified_exp"):
         return None
     return native.ReadRule(
         native.READ_RELU_EXP,

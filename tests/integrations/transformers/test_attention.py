@@ -41,16 +41,26 @@ PLAIN: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "relu_norm": lambda s, n, visible: (
         s.clamp_min(0) / (1 + (s.clamp_min(0) * visible).sum(-1, keepdim=True))
     ),
-    "relu_exp": lambda s, n, visible: _rectified_exp(s, n, visible),
+    "relu_exp": lambda s, n, visible: _rectified_exp(s, n, visible, 1.0, 1.55 - 0.15 * n.log()),
+    "relu_chance": lambda s, n, visible: _rectified_exp(s, n, visible, 0.3 * (2 * n.log()).sqrt(), 0.0, cap=0.5),
+    "scalable_softmax": lambda s, n, visible: torch.softmax((s * 0.43 * n.log()).masked_fill(~visible, -1e30), -1),
+    "softpick": lambda s, n, visible: (
+        (torch.exp(s) - 1).clamp_min(0) / (1e-6 + ((torch.exp(s) - 1).abs() * visible).sum(-1, keepdim=True))
+    ),
     "sparsemax": lambda s, n, visible: _sparse(s, visible, "sparsemax"),
     "entmax15": lambda s, n, visible: _sparse(s, visible, "entmax15"),
 }  # fmt: skip
 
 
-def _rectified_exp(scores: Tensor, n: Tensor, visible: Tensor) -> Tensor:
+def _rectified_exp(
+    scores: Tensor, n: Tensor, visible: Tensor, deviations: float | Tensor, lowered: float | Tensor, cap: float = 0.0
+) -> Tensor:
     centred = scores - (scores * visible).sum(-1, keepdim=True) / n
     deviation = ((centred**2 * visible).sum(-1, keepdim=True) / n + 0.01).sqrt()
-    terms = (torch.exp(centred - deviation + 1.55 - 0.15 * n.log()) - 1).clamp_min(0) * visible
+    level = deviations * deviation - lowered
+    if cap:
+        level = torch.minimum(level, centred.masked_fill(~visible, -1e30).amax(-1, keepdim=True) - cap)
+    terms = (torch.exp((centred - level).clamp_max(60)) - 1).clamp_min(0) * visible
     return terms / (0.1 + terms.sum(-1, keepdim=True))
 
 
