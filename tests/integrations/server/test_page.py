@@ -64,7 +64,10 @@ def random_translator(tokenizer: Tokenizer, rule: str) -> Translator:
         for token in range(BYTES.stop, tokenizer.vocab_size):
             if " " not in tokenizer.decode([BYTES.stop, token]):
                 model.output_embedding.weight[token] *= 0.6
-    return Translator(model, tokenizer, DecodingConfig(beam=1, length_ratio=1.0, length_offset=4))
+    # what it reads means nothing, so no sentence is translated anew
+    return Translator(
+        model, tokenizer, DecodingConfig(beam=1, length_ratio=1.0, length_offset=4, check_alignment=False)
+    )
 
 
 @pytest.fixture(scope="module")
