@@ -57,7 +57,8 @@ def test_a_stream_speaks_before_the_document_is_finished(stepper, tokenizer, mon
         return step(*arguments)
 
     monkeypatch.setattr(TorchStepper, "step", counted)
-    stream = stream_document(stepper, tokenizer, DOCUMENT, _config(beam=1, window_tokens=500))
+    config = _config(beam=1, window_tokens=500, check_alignment=False)  # a random model reads any sentence
+    stream = stream_document(stepper, tokenizer, DOCUMENT, config)
     next(stream)
     at_first = steps
     list(stream)

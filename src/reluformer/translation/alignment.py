@@ -1,25 +1,31 @@
-"""Alignments: which source tokens each target token read, over all layers and heads of cross-attention.
+"""Alignments: what the tokens of a translation read in cross-attention, by sentence and by token.
 
 The compiled decoder does not keep its reads. So a finished translation passes through the model once
-more, as a whole (forced decoding): the decoder then gives the same reads as the search did. The logits,
-which cost most, are left out. Windows are read in batches.
+more, as a whole (forced decoding): the decoder then gives the same reads as the search did. The logits
+are left out, and windows are read in small batches.
 
-Every head of every layer has one vote for each target token: its weights are divided by their sum. A
-head whose row is zero, as rules with exact zeros allow, does not vote. End and separator tokens, which
-some heads use as a place to rest, are left out.
+Which sentence a token read is asked of the last decoder layer alone. No weights are stored for it: the same
+read with values that say to which sentence a slot belongs gives the weight on each sentence. Which
+tokens it read, for marks, is asked of all layers.
 
-Shapes: B windows, H heads, T target tokens, S source tokens.
+Every head has one vote for each target token: its weights are divided by their sum. A head whose row is
+zero, as rules with exact zeros allow, does not vote. End and separator tokens, which some heads use as
+a place to rest, are left out.
+
+Shapes: B windows, H heads, T target tokens, S source tokens, U source sentences of a window.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from reluformer import memory
@@ -29,11 +35,21 @@ from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.translation.stepper import AnyStepper, ModelStepper, evaluating, padded
 from reluformer.translation.tokenizer import BEGIN, END, PAD, SEPARATOR
 
-MOST_WEIGHTS = 2**23
-"""A batch has at most this many weights in each layer, B * H * T * S, unless a single window has more."""
+MOST_TOKENS = 1024
+"""A batch has at most this many tokens on either side, unless a single window has more; larger ones were slower."""
 
-Reads = npt.NDArray[np.float32]
-"""The share of each source token in the reads of each target token, (T, S); rows add up to one or zero."""
+Shares = npt.NDArray[np.float32]
+"""Shares in what each target token read; rows add up to one or zero."""
+
+
+@dataclass(frozen=True)
+class WindowReads:
+    """What each target token of a window read."""
+
+    by_sentence: Shares
+    """The share of each source sentence, (T, U)."""
+    by_token: Shares | None = None
+    """The share of each source token, (T, S), where it was asked for."""
 
 
 @contextmanager
@@ -41,11 +57,7 @@ def recorded_weights(reads: Sequence[TokenRead], keep: Any) -> Iterator[None]:
     """Calls `keep` with the weights (B, H, Tq, Tk) of each of `reads` that happens inside of the block."""
 
     def record(module: TokenRead, given: tuple[Any, ...], output: object) -> None:
-        q, slots, *_ = given
-        dense, _ = memory.weights(
-            q, slots.keys, module.rule, causal=module.causal, key_mask=slots.mask, bias=module.bias
-        )
-        keep(dense)
+        keep(_weights(module, given))
 
     hooks = [read.register_forward_hook(record) for read in reads]
     try:
@@ -65,66 +77,85 @@ def cross_reads_of(model: ReLUFormer) -> list[TokenRead]:
 
 
 def read_windows(
-    stepper: AnyStepper, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
-) -> list[Reads] | None:
+    stepper: AnyStepper,
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    by_token: bool = False,
+) -> list[WindowReads] | None:
     """Returns what each target token of finished translations read.
 
     Args:
         stepper: The decoder that translated them.
         sources: The token ids of each source, with its end.
         targets: The token ids of each translation, without its end.
+        by_token: Whether the share of each source token is needed.
 
     Returns:
-        The reads (T, S) of each translation, or None where the decoder has no model to ask, as in an ONNX export.
+        The reads of each translation, or None where the decoder has no model to ask, as in an ONNX export.
     """
     if not isinstance(stepper, ModelStepper):
         return None
-    heads = stepper.model.config.heads
-    sizes = [(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
-    order = sorted(range(len(sizes)), key=lambda number: sizes[number], reverse=True)
-    found: dict[int, Reads] = {}
+    sizes = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
+    order = sorted(range(len(sizes)), key=lambda number: -sizes[number])
+    found: dict[int, WindowReads] = {}
     while order:
-        longest_source, longest_target = 1, 1
-        batch: list[int] = []
-        for number in order:
-            longest_source, longest_target = (
-                max(longest_source, sizes[number][0]),
-                max(longest_target, sizes[number][1]),
-            )
-            if batch and (len(batch) + 1) * heads * longest_source * longest_target > MOST_WEIGHTS:
-                break
-            batch.append(number)
-        order = order[len(batch) :]
-        reads = _read_batch(stepper.model, [sources[n] for n in batch], [targets[n] for n in batch])
+        rows = max(1, MOST_TOKENS // max(1, sizes[order[0]]))
+        batch, order = order[:rows], order[rows:]
+        reads = _read_batch(stepper.model, [sources[n] for n in batch], [targets[n] for n in batch], by_token)
         found.update(zip(batch, reads, strict=True))
     return [found[number] for number in range(len(sizes))]
 
 
 @torch.inference_mode()
 def _read_batch(
-    model: ReLUFormer, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
-) -> Iterator[Reads]:
+    model: ReLUFormer, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], by_token: bool
+) -> Iterator[WindowReads]:
     device = model.output_embedding.weight.device
     source, mask = padded(sources, device)
     target, _ = padded([[BEGIN, *target[:-1]] for target in targets], device)
-    votes: Tensor | float = 0.0
-
-    def add(weights: Tensor) -> None:
-        nonlocal votes
-        votes = votes + _shares(weights.float().clamp(min=0)).sum(1)
-
-    with evaluating(model), recorded_weights(cross_reads_of(model), add):
-        model.decode(target, model.encode(source, mask))
-    assert isinstance(votes, Tensor)
     words = (source != END) & (source != SEPARATOR) & (source != PAD)
-    shares: npt.NDArray[np.float32] = _shares(votes * words[:, None]).cpu().numpy()
-    return (
-        shares[number, : len(target), : len(source)]
-        for number, (source, target) in enumerate(zip(sources, targets, strict=True))
-    )
+    sentence = (source == SEPARATOR).cumsum(1) + 1
+    members = F.one_hot(sentence.where(words, 0))  # (B, S, 1 + U); the first column has what is no word
+    votes: Tensor | None = None
+    shares = None
+
+    def add_votes(module: TokenRead, given: tuple[Any, ...], output: object) -> None:
+        nonlocal votes
+        own = _shares(_weights(module, given)).sum(1)
+        votes = own if votes is None else votes + own
+
+    def keep_shares(module: TokenRead, given: tuple[Any, ...], output: object) -> None:
+        nonlocal shares
+        q, slots, *_ = given
+        values = members.to(q.dtype)[:, None].expand(-1, q.size(1), -1, -1)
+        read = memory.read(q, slots.keys, values, module.rule, key_mask=slots.mask, bias=module.bias)
+        shares = _shares(_shares(read).sum(1)[:, :, 1:])
+
+    reads = cross_reads_of(model)
+    hooks = [reads[-1].register_forward_hook(keep_shares)]
+    hooks += [read.register_forward_hook(add_votes) for read in reads] if by_token else []
+    try:
+        with evaluating(model):
+            model.decode(target, model.encode(source, mask))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert shares is not None
+    sentences = shares.float().cpu().numpy()
+    tokens = None if votes is None else _shares(votes * words[:, None]).float().cpu().numpy()
+    for number, (own, written) in enumerate(zip(sources, targets, strict=True)):
+        by_sentence = sentences[number, : len(written), : own.count(SEPARATOR) + 1]
+        yield WindowReads(by_sentence, None if tokens is None else tokens[number, : len(written), : len(own)])
+
+
+def _weights(module: TokenRead, given: tuple[Any, ...]) -> Tensor:
+    """Returns the weights (B, H, Tq, Tk) of a read, given the arguments of the read."""
+    q, slots, *_ = given
+    weights, _ = memory.weights(q, slots.keys, module.rule, causal=module.causal, key_mask=slots.mask, bias=module.bias)
+    return weights
 
 
 def _shares(weights: Tensor) -> Tensor:
-    """Divides rows by their sums; a row of zeros stays one. What is not finite counts as zero."""
-    weights = weights.nan_to_num(0.0, 0.0, 0.0)
+    """Divides rows by their sums; a row of zeros stays one. What is negative or not finite counts as zero."""
+    weights = weights.nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
     return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)

@@ -23,7 +23,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from reluformer.translation.alignment import Reads, read_windows
+from reluformer.translation.alignment import Shares, WindowReads, read_windows
 from reluformer.translation.beam_search import Hypothesis, Outline, Search, beam_search
 from reluformer.translation.recipe import DecodingConfig
 from reluformer.translation.sentence import Alignment, Range, TranslatedSentence, has_letters
@@ -108,14 +108,16 @@ def accept_windows(
         found: The hypotheses of each window, best first.
     """
     reading = [number for number, document in enumerate(documents) if document.needs_reads]
-    pairs = [(documents[number].window().source, one.tokens) for number in reading for one in found[number]]
-    reads = read_windows(stepper, [source for source, _ in pairs], [target for _, target in pairs]) if pairs else None
-    remaining = None if reads is None else iter(reads)
+    reads: dict[int, list[WindowReads]] = {}
+    for by_token in (False, True):
+        numbers = [number for number in reading if documents[number].aligned == by_token]
+        pairs = [(documents[number].window().source, one.tokens) for number in numbers for one in found[number]]
+        read = read_windows(stepper, [one for one, _ in pairs], [one for _, one in pairs], by_token)
+        remaining = iter(read or ())
+        if read is not None:
+            reads.update((number, [next(remaining) for _ in found[number]]) for number in numbers)
     for number, (document, hypotheses) in enumerate(zip(documents, found, strict=True)):
-        if remaining is None or number not in reading:
-            document.accept(hypotheses)
-        else:
-            document.accept(hypotheses, [next(remaining) for _ in hypotheses])
+        document.accept(hypotheses, reads.get(number))
 
 
 def stream_document(
@@ -166,7 +168,7 @@ class TargetUnit:
     """The translation of a unit."""
 
     tokens: tuple[int, ...]
-    reads: Reads | None = None
+    reads: Shares | None = None
     """What its tokens read of their own source unit, (T, S), where that is known and wanted."""
     misread: bool = False
     """Whether its tokens read another unit more than their own."""
@@ -188,7 +190,8 @@ class WindowedDocument:
         self._document = document
         self._tokenizer = tokenizer
         self._config = config
-        self._aligned = aligned
+        self.aligned = aligned
+        """Whether sentences need their alignments."""
         self._size = TRAINED_WINDOW if config.window_tokens is None else config.window_tokens
         self._units: list[SourceUnit] = []
         self._first_unit = [0]  # of each sentence, and where the last one ends
@@ -218,7 +221,7 @@ class WindowedDocument:
         """Whether the translation of the window is to be compared with what it read."""
         window = self.window()
         several = window.outline.prefix.count(SEPARATOR) + window.stop - window.first > 1
-        return self._aligned or (several and self._config.check_alignment)
+        return self.aligned or (several and self._config.check_alignment)
 
     def window(self) -> Window:
         """Returns the next window: its context, then as many new units as fit, at least one.
@@ -246,12 +249,12 @@ class WindowedDocument:
         prefix = _joined([best[0].tokens for best in self._done[context:first]], SEPARATOR)
         return Window(source, Outline.of(source, self._config, prefix), first, stop)
 
-    def accept(self, hypotheses: Sequence[Hypothesis], reads: Sequence[Reads] | None = None) -> None:
+    def accept(self, hypotheses: Sequence[Hypothesis], reads: Sequence[WindowReads] | None = None) -> None:
         """Takes the translations of the window, and moves on to the next one.
 
         Args:
             hypotheses: The translations, best first.
-            reads: What the tokens of each of them read, (T, S), where that is known.
+            reads: What the tokens of each of them read, where that is known.
         """
         window = self.window()
         ranked = [min(rank, len(hypotheses) - 1) for rank in range(self._config.n_best)]
@@ -268,7 +271,7 @@ class WindowedDocument:
         self._score = [total + hypotheses[number].score for total, number in zip(self._score, ranked, strict=True)]
         self._misread = [number for number, unit in enumerate(units, window.first) if unit[0].misread]
 
-    def _target_units(self, tokens: Sequence[int], reads: Reads | None) -> list[TargetUnit]:
+    def _target_units(self, tokens: Sequence[int], reads: WindowReads | None) -> list[TargetUnit]:
         """Returns the new units of the window if its target is `tokens`, with what they read."""
         window = self.window()
         context = window.outline.prefix.count(SEPARATOR)
@@ -279,10 +282,10 @@ class WindowedDocument:
         sources = _borders([unit.tokens for unit in self._units[window.first - context : window.stop]])
         found = []
         for number in range(context, len(rows)):
-            of_unit = reads[slice(*targets[number])]
-            shares = np.array([of_unit[:, start:stop].sum() for start, stop in sources])
+            rows_of_unit = slice(*targets[number])
+            shares = reads.by_sentence[rows_of_unit].sum(0)
             misread = self._config.check_alignment and bool(shares.max() > shares[number])
-            own = of_unit[:, slice(*sources[number])].copy() if self._aligned else None
+            own = None if reads.by_token is None else reads.by_token[rows_of_unit, slice(*sources[number])].copy()
             found.append(TargetUnit(rows[number], own, misread))
         return found
 
@@ -309,7 +312,7 @@ class WindowedDocument:
         complete = _split(tokens)[:-1]
         if len(complete) - context > len(self._begun):
             begun = _joined(complete, SEPARATOR)[:-1]
-            reads = read_windows(stepper, [self.window().source], [begun]) if self.needs_reads else None
+            reads = read_windows(stepper, [self.window().source], [begun], self.aligned) if self.needs_reads else None
             self._begun = self._target_units(begun, None if reads is None else reads[0])
         for unit in self._begun:
             if unit.misread:
@@ -384,7 +387,7 @@ class WindowedDocument:
 
     def _encode(self, text: str) -> tuple[list[int], tuple[Range, ...]]:
         """Returns tokens, and their places where alignments are wanted."""
-        return self._tokenizer.encode_with_ranges(text) if self._aligned else (self._tokenizer.encode(text), ())
+        return self._tokenizer.encode_with_ranges(text) if self.aligned else (self._tokenizer.encode(text), ())
 
 
 def _batches(documents: Sequence[WindowedDocument], batch_tokens: int) -> Iterator[list[WindowedDocument]]:
