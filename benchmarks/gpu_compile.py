@@ -5,12 +5,15 @@
 Each case calls the read and its gradients as a GPU would. A stand-in for the GPU's driver names the target, receives
 the compiled kernels and starts none of them. So types, tiles, strides and alignments are those of a real launch. The
 numbers are from the report of ptxas, NVIDIA's assembler, which comes with Triton. Nothing runs and nothing is timed.
-The exit code is 1 if a kernel needs more shared memory than its target has.
+The file is written after each case, and a second run compiles only what it lacks. The exit code is 1 if a kernel needs
+more shared memory than its target has.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import os
 import re
 import sys
@@ -62,22 +65,47 @@ def main() -> None:
     os.environ.pop("TRITON_INTERPRET", None)  # read when Triton is imported
     if reason := unavailable():
         sys.exit(reason)
-    rows: list[dict[str, Any]] = []
-    cases = product(options.dtypes, options.widths, options.rules, options.patterns, options.targets)
-    for found in compiled(list(cases), options.jobs):
-        rows += found
-        if not options.json:
-            print(*map(line, found), sep="\n", flush=True)
     from triton import __version__
 
-    publish(
-        {"circumstances": circumstances(), "triton": __version__, "summary": summary(rows), "rows": rows},
-        options.json,
-        options.out,
-    )
+    versions = {"triton": __version__, "sources": digest()}
+    rows = kept(options.out, versions)
+    done = {case_of(row) for row in rows}
+    grid = product(options.dtypes, options.widths, options.rules, options.patterns, options.targets)
+    for found in compiled([case for case in grid if case not in done], options.jobs):
+        rows = sorted(rows + found, key=case_of)
+        if not options.json:
+            print(*map(line, found), sep="\n", flush=True)
+        publish(results(rows, versions), False, options.out)
+    publish(results(rows, versions), options.json, options.out)
     if not options.json:
         print(table(summary(rows)))
     sys.exit(any(not row["fits"] for row in rows))
+
+
+def results(rows: list[dict[str, Any]], versions: dict[str, str]) -> dict[str, Any]:
+    """Return the content of the file."""
+    return {"circumstances": circumstances(), **versions, "summary": summary(rows), "rows": rows}
+
+
+def digest() -> str:
+    """Return a hash of the kernels and their tiles: what was compiled from other sources is compiled again."""
+    from reluformer.kernels import triton_tiles
+
+    files = [Path(str(module.__file__)) for module in (kernel, triton_tiles)]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
+def kept(out: Path | None, versions: dict[str, str]) -> list[dict[str, Any]]:
+    """Return the kernels that an earlier run wrote to `out`, if Triton and the sources are the same."""
+    if out is None or not out.exists():
+        return []
+    found = json.loads(out.read_text(encoding="utf-8"))
+    return list(found["rows"]) if versions.items() <= found.items() else []
+
+
+def case_of(row: dict[str, Any]) -> Case:
+    """Return the case to which a kernel belongs."""
+    return row["dtype"], row["width"], row["rule"], row["pattern"], int(row["target"].removeprefix("sm_"))
 
 
 def unavailable() -> str | None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+DOCS = BENCHMARKS.parent / "docs"
 KERNELS = {"read_rows", "differentiate_rows", "differentiate_slots"}
 SMALLEST_SHARED_MEMORY = 99 * 1024
 """Bytes that a program has on the GPUs with the least (sm_86, sm_89)."""
@@ -84,3 +85,18 @@ def test_what_limits_the_warps_of_a_multiprocessor(
     command: ModuleType, registers: int, shared: int, warps: int, resident: int
 ) -> None:
     assert command.resident_warps(80, registers, shared, warps) == resident
+
+
+def test_the_page_shows_the_published_table(command: ModuleType) -> None:
+    published = json.loads((DOCS / "results" / "gpu-compile.json").read_text(encoding="utf-8"))
+    assert command.table(published["summary"]) in (DOCS / "gpu.md").read_text(encoding="utf-8")
+    assert published["summary"] == command.summary(published["rows"])
+
+
+def test_a_second_run_keeps_what_the_same_sources_gave(command: ModuleType, tmp_path: Path) -> None:
+    versions = {"triton": "3.9.0", "sources": "abc"}
+    out = tmp_path / "results.json"
+    assert command.kept(out, versions) == []
+    out.write_text(json.dumps({**versions, "rows": [{"kernel": "read_rows"}]}), encoding="utf-8")
+    assert command.kept(out, versions) == [{"kernel": "read_rows"}]
+    assert command.kept(out, {**versions, "sources": "changed"}) == []
