@@ -49,10 +49,11 @@ VARIANTS = [
     dict(),
     dict(norm="post"),
     dict(positions="rotary"),
+    dict(positions="both"),
     dict(tied_embeddings=False, norm="post", positions="rotary"),
     dict(encoder_attention="softmax", decoder_attention="rela", cross_attention={"name": "relu2", "learn_gamma": True}),
 ]
-VARIANT_IDS = ["default", "post_norm", "rotary", "untied", "mixed_rules"]
+VARIANT_IDS = ["default", "post_norm", "rotary", "both", "untied", "mixed_rules"]
 
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=VARIANT_IDS)

@@ -22,7 +22,7 @@ STRICT = {"name": "relu_exp", "threshold": 0.2, "growth": -0.1, "spread": 0.3, "
 
 
 @needs_library
-@pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "rotary", "both"])
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize(
     "rule",

@@ -14,7 +14,7 @@ def _rule_id(rule):
     return rule if isinstance(rule, str) else f"{rule['name']}-gamma"
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "rotary", "both"])
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("rule", RULES, ids=_rule_id)
 def test_a_step_equals_the_model_on_the_whole_prefix(make_model, rule, norm, positions):

@@ -71,8 +71,8 @@ class ModelConfig(Config):
     ReLU's threshold lies. Row-wise rules, to which it makes no difference, have none."""
     norm: Literal["pre", "post"] = "pre"
     """LayerNorm before each sublayer, or after its residual sum."""
-    positions: Literal["sinusoidal", "rotary"] = "sinusoidal"
-    """Added to the embeddings, or a rotation of queries and keys in self-attention."""
+    positions: Literal["sinusoidal", "rotary", "both"] = "sinusoidal"
+    """Added to the embeddings, or a rotation of queries and keys in self-attention, or both."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
     """On embeddings and sublayer outputs, never on weights."""
     tied_embeddings: bool = True
@@ -111,7 +111,7 @@ class ModelConfig(Config):
             raise ValueError(
                 "ffn: learn_gamma is a factor for each head of attention; drop it, a feed-forward memory has none"
             )
-        if self.positions == "rotary" and (self.width // self.heads) % 2:
+        if self.positions != "sinusoidal" and (self.width // self.heads) % 2:
             raise ValueError(
                 f"rotary positions need an even head width, got {self.width // self.heads}; change width or heads"
             )

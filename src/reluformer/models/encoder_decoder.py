@@ -182,12 +182,14 @@ class ReLUFormer(nn.Module):
             yield block
 
     def _embed(self, table: nn.Embedding, tokens: Tensor, first: int) -> tuple[Tensor, Rotation | None]:
-        """Returns embeddings of variance one with their positions, or with the rotation that replaces these."""
+        """Returns embeddings of variance one with their positions, and the rotation of queries and keys, if any."""
         width, length = self.config.width, tokens.size(1)
         x = table(tokens) * math.sqrt(width)
-        if self.config.positions == "rotary":
-            return self.dropout(x), rotation(first, length, width // self.config.heads, x.device)
-        return self.dropout(x + sinusoids(first, length, width, x.device).to(x.dtype)), None
+        if self.config.positions != "rotary":
+            x = x + sinusoids(first, length, width, x.device).to(x.dtype)
+        if self.config.positions == "sinusoidal":
+            return self.dropout(x), None
+        return self.dropout(x), rotation(first, length, width // self.config.heads, x.device)
 
     def _run(self, block: nn.Module, x: Tensor, **options: Any) -> tuple[Tensor, list[RowStats]]:
         if self.config.checkpoint_activations and torch.is_grad_enabled():

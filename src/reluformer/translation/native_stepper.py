@@ -217,15 +217,15 @@ class NativeStepper(ModelStepper[NativeBeams]):
     def _place(self, position: native.Position, number: int) -> None:
         """Writes the encoding of the position's number."""
         config = self.model.config
-        if config.positions == "rotary":
+        if config.positions != "sinusoidal":
             if number >= self._cosines.size(0):
                 turns = rotation(0, max(256, 2 * number), config.width // config.heads, self.device)
                 self._cosines, self._sines = turns.cos.float().contiguous(), turns.sin.float().contiguous()
             position.cosine, position.sine = self._cosines[number].data_ptr(), self._sines[number].data_ptr()
-            return
-        if number >= self._sinusoids.size(0):
-            self._sinusoids = sinusoids(0, max(256, 2 * number), config.width, self.device).float().contiguous()
-        position.sinusoid = self._sinusoids[number].data_ptr()
+        if config.positions != "rotary":
+            if number >= self._sinusoids.size(0):
+                self._sinusoids = sinusoids(0, max(256, 2 * number), config.width, self.device).float().contiguous()
+            position.sinusoid = self._sinusoids[number].data_ptr()
 
 
 def _read_rule(rule: Rule) -> native.ReadRule | None:

@@ -222,7 +222,9 @@ class TorchStepper(ModelStepper[TorchBeams]):
         self.score_dtype = _exact(model.output_embedding.weight)
         self.reader = reader_of(config.decoder_attention)
         self.source_reader = reader_of(config.cross_attention)
-        self._positions: Rotation | Tensor | None = None
+        self._sinusoids: Tensor | None = None
+        self._rotation: Rotation | None = None
+        self._known_positions = 0
         with torch.inference_mode():
             self.layers = [_layer(block) for block in model.decoder if isinstance(block, Block)]
             self._output = model.output_embedding.weight.t().contiguous()
@@ -242,9 +244,9 @@ class TorchStepper(ModelStepper[TorchBeams]):
         batch, rows = beams.batch, tokens.size(0)
         width = rows // batch
         x = self.model.target_embedding.weight.index_select(0, tokens) * math.sqrt(self.model.config.width)
-        turn = self._position(beams.length, x)
-        if isinstance(turn, Tensor):
-            x += turn
+        added, turn = self._position(beams.length, x)
+        if added is not None:
+            x += added
         beams.table = beams.table.index_select(0, parents)
         beams.make_room(width, self.reader.seen)
         beams.table = torch.cat([beams.table, self._own_slots(batch, width, beams)], 1)
@@ -279,7 +281,7 @@ class TorchStepper(ModelStepper[TorchBeams]):
         query_key_value: Tensor,
         layer: int,
         beams: TorchBeams,
-        turn: Rotation | Tensor,
+        turn: Rotation | None,
         visible: Visible,
         offset: Tensor | None,
     ) -> Tensor:
@@ -288,7 +290,7 @@ class TorchStepper(ModelStepper[TorchBeams]):
         parts = query_key_value.view(batch, -1, 3, heads, query_key_value.size(1) // (3 * heads))
         parts = parts.permute(2, 0, 3, 1, 4)  # (3, B, H, K, d)
         q, new = parts[0], parts[1:]
-        if not isinstance(turn, Tensor):
+        if turn is not None:
             q = rotate(q, turn)
             new = torch.stack([rotate(parts[1], turn), parts[2]])
         slots = beams.slots[layer]
@@ -309,19 +311,20 @@ class TorchStepper(ModelStepper[TorchBeams]):
             beams.own_slots = self.reader.table(diagonal).repeat(batch, 1)
         return beams.own_slots
 
-    def _position(self, position: int, x: Tensor) -> Rotation | Tensor:
-        """Returns what is added to the embeddings at a position, or the rotation of queries and keys there."""
-        known = self._positions
-        capacity = 0 if known is None else (known if isinstance(known, Tensor) else known.cos).size(0)
-        if known is None or position >= capacity:
+    def _position(self, position: int, x: Tensor) -> tuple[Tensor | None, Rotation | None]:
+        """Returns what is added to the embeddings at a position, and the rotation of queries and keys there."""
+        if position >= self._known_positions:
             length, config = max(256, 2 * position), self.model.config
-            if config.positions == "rotary":
-                known = rotation(0, length, config.width // config.heads, x.device)
-            else:
-                known = sinusoids(0, length, config.width, x.device).to(x.dtype)
-            self._positions = known
-        row = slice(position, position + 1)
-        return known[row] if isinstance(known, Tensor) else Rotation(known.cos[row], known.sin[row])
+            if config.positions != "rotary":
+                self._sinusoids = sinusoids(0, length, config.width, x.device).to(x.dtype)
+            if config.positions != "sinusoidal":
+                self._rotation = rotation(0, length, config.width // config.heads, x.device)
+            self._known_positions = length
+        row, added, turn = slice(position, position + 1), self._sinusoids, self._rotation
+        return (
+            None if added is None else added[row],
+            None if turn is None else Rotation(turn.cos[row], turn.sin[row]),
+        )
 
 
 def _joined(read: Tensor) -> Tensor:

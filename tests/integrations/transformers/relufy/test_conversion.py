@@ -38,7 +38,7 @@ class TestStages:
         ids = word_tokenizer(["the cat ran"], return_tensors="pt")["input_ids"]
         assert student.generate(input_ids=ids, max_new_tokens=4, num_beams=2, do_sample=False).size(0) == 1
 
-    @pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
+    @pytest.mark.parametrize("positions", ["sinusoidal", "rotary", "both"])
     def test_a_translator_of_our_own(self, make_translator, tokenizer, pairs, positions):
         teacher = make_translator(positions=positions)
         student, report = relufy(teacher, pairs, tokenizer=tokenizer, distillation=SHORT, max_length=48)

@@ -105,7 +105,7 @@ class ReLUFormerFamily(Family):
 
     def can_centre(self, name: str) -> bool:
         """Returns False for rotary positions: rotated keys have no constant part."""
-        return self.teacher.config.positions != "rotary" or name.endswith("cross")
+        return self.teacher.config.positions == "sinusoidal" or name.endswith("cross")
 
     @torch.no_grad()
     def install(self, student: nn.Module, fits: Mapping[str, HeadFit]) -> None:
