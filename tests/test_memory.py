@@ -228,3 +228,18 @@ class TestBadInput:
     def test_something_that_is_no_rule(self) -> None:
         with pytest.raises(ArgumentError, match="expected a name, a mapping with 'name', or a rule object"):
             rf.read(self.q, self.k, self.v, rule=3)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("rule", ["relu", "relu2", "relu_seqlen", "sigmoid", "relu_norm", "relu_exp", "softmax"])
+def test_torch_compile_takes_a_read_of_the_reference_as_one_graph(rule: str, causal: bool) -> None:
+    torch.compiler.reset()  # each rule is compiled anew, and a process may compile a function a few times only
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 2, 6, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    compiled = torch.compile(rf.read, fullgraph=True, backend="aot_eager")
+    found = []
+    for read in (rf.read, compiled):
+        out = read(q, k, v, rule=rf.rules.get(rule), causal=causal, impl="reference")
+        found.append((out, *torch.autograd.grad(out.square().sum(), (q, k, v))))
+    for got, expected in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected)

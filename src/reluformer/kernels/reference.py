@@ -31,7 +31,7 @@ def read(
     if not isinstance(rule, Pointwise):
         scores, n = _scores(q, k, bias, scale, rule), _counts(visibility, q)
         return torch.matmul(rule.weights(scores, n, visibility.dense()).to(v.dtype), v), None
-    if visibility.everything:
+    if visibility.everything and not torch.compiler.is_dynamo_compiling():  # a number from a tensor breaks its graph
         n, row_scale, folds = _uniform(type(rule), rule, visibility.slots)
         if folds and bias is None and row_scale is not None:
             scale, row_scale = scale * row_scale, None  # c ReLU(s) = ReLU(c s)
