@@ -28,7 +28,7 @@ from reluformer.translation.downloads.convert import read_segments, unescape
 from reluformer.translation.recipe import CorpusSource
 
 SIZES = (100_000, 1_000_000, 10_000_000)
-SECONDS = 300.0
+SECONDS = 900.0
 PO = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n\nmsgid "{}"\nmsgstr ""\n'
 TMX = '<tmx version="1.4"><header/><body><tu><tuv xml:lang="en"><seg>{}</seg></tuv></tu></body></tmx>'
 XLIFF_2 = (
@@ -143,6 +143,10 @@ def main() -> None:
         rows.append({"pattern": pattern, "reader": PATTERNS[pattern][0], "seconds": times, "growth": growth})
         if not options.json:
             print(json.dumps(rows[-1]), flush=True)
+    if options.out is not None and options.out.exists():  # texts that were not measured again stay
+        before = {row["pattern"]: row for row in json.loads(options.out.read_text(encoding="utf-8"))["texts"]}
+        measured_again = {row["pattern"]: row for row in rows}
+        rows = [row for name in PATTERNS if (row := measured_again.get(name, before.get(name))) is not None]
     publish({"sizes": options.sizes, "texts": rows, "circumstances": circumstances()}, options.json, options.out)
 
 

@@ -120,6 +120,9 @@ class Campaign:
             if status == 200:
                 right = json.loads(answer)["translatedText"] == self.expected[place]
                 self._count("right" if right else "FINDING a wrong translation")
+            elif status == 408 and client == 0:  # its body may take too long on a busy machine
+                self._count("too slow")
+                connection.close()
             else:
                 self._count("refused by a shutdown" if status == 503 else f"FINDING status {status}")
         connection.close()

@@ -71,7 +71,7 @@ def kill_trainings(place: Path, seed: int, most: int, until: float) -> Counter[s
     while counts["kills"] < most and time.monotonic() < until:
         killed = 0
         try:
-            while _run(place / "killed", prepared, draw.uniform(0, 0.7 * whole)):
+            while _run(place / "killed", prepared, draw.uniform(0, 1.2 * whole)):
                 killed += 1
                 if killed > 1000:
                     raise RuntimeError("the training does not advance")
