@@ -15,7 +15,7 @@ from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
 NATIVE = Path("src/reluformer/kernels/native")
-sources = runpy.run_path(str(NATIVE / "sources.py"))
+sources = runpy.run_path(str(NATIVE / "__init__.py"))
 metadata = runpy.run_path("release/metadata.py")
 address, commit = metadata["repository"](), metadata["commit"]()
 

@@ -1,118 +1,133 @@
-"""One step of decoding over a long cache: the trained run against a softmax model of the same size.
+"""Long documents: a run whose rule has zeros against a softmax run of the same sizes.
 
-    python benchmarks/decoding.py --run runs/demo/reluformer --json
+    python benchmarks/decoding.py --run runs/chance --against runs/softmax --json
 
-A step appends one token to every beam of every source, with a cache of 4096 slots in each
-decoder layer: the run's own keys and values on a document, repeated to that length. The peer
-has the run's sizes, softmax in all attention and the same cache; its weights are random, which
-changes no softmax timing. The zero fraction is that of the run's weights at the step.
+A document is joined from the sentences of the run's test split until it has `--tokens` source
+tokens, and is translated in one window, sentence by sentence into as many sentences. The runs
+take turns, each in float32 and in int8. Without `--against` the peer is a softmax twin: the run's
+own weights with softmax in all attention, whose translations mean nothing, of the same length.
+A run's speed is that of its target tokens; the zero fraction is that of its own reads.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
-from collections.abc import Callable
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import reluformer as rf
-from attention_inputs import TrainedInputs, embedded_document
 from measure import circumstances, publish
-from reluformer.benchmarking import interleaved
-from reluformer.errors import ReluformerError
 from reluformer.models.encoder_decoder import ReLUFormer
-from reluformer.translation.native_stepper import NativeBeams, NativeStepper
+from reluformer.translation.beam_search import start_search
+from reluformer.translation.native_decoder import NativeDecoder
+from reluformer.translation.recipe import DecodingConfig
+from reluformer.translation.scoring import read_split
+from reluformer.translation.search import Outline
+from reluformer.translation.tokenizer import BEGIN, END, SEPARATOR, Tokenizer
 
 ATTENTION = ("encoder_attention", "decoder_attention", "cross_attention")
 
 
 def softmax_twin(model: ReLUFormer) -> ReLUFormer:
-    """A model of the same sizes with softmax in all attention."""
-    return ReLUFormer(model.config.replace(**dict.fromkeys(ATTENTION, "softmax"))).eval()
+    """The same weights with softmax in all attention."""
+    twin = ReLUFormer(model.config.replace(**dict.fromkeys(ATTENTION, "softmax"))).eval()
+    twin.load_state_dict(model.state_dict(), strict=False)
+    return twin
 
 
-def filled(model: ReLUFormer, trained: TrainedInputs, batch: int, cache: int) -> tuple[NativeStepper, NativeBeams]:
-    """A search that has decoded `cache` tokens of each source: its slots are those of the trained run."""
-    if (reason := NativeStepper.refusal(model)) is not None:
-        raise ReluformerError(f"this measures the compiled decoder: {reason}")
-    stepper = NativeStepper(model)
-    tokens = torch.randint(5, model.config.vocab_size, (batch, 64), generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode():
-        _, beams = stepper.start(model.encode(tokens), tokens[:, :1])
-        heads, layers = model.config.heads, model.config.decoder_layers
-        _, keys, values = trained("causal", cache, heads * layers)
-        for layer, slots in enumerate(beams.slots):
-            own = slice(layer * heads, (layer + 1) * heads)
-            own_keys, own_values = (part[:, own].expand(batch, -1, -1, -1).contiguous() for part in (keys, values))
-            beams.slots[layer] = slots._replace(own_keys=own_keys, own_values=own_values)
-        beams.ancestors = torch.arange(cache, dtype=torch.int32).expand(batch, -1).contiguous()
-        beams.length = beams.used = cache
-    return stepper, beams
+def documents(sentences: list[str], tokenizer: Tokenizer, tokens: int, count: int) -> list[list[int]]:
+    """`count` documents of about so many tokens, with separators and end."""
+    found: list[list[int]] = [[]]
+    for sentence in sentences * (1 + tokens * count // max(1, len(sentences))):
+        row = [*tokenizer.encode(sentence), SEPARATOR]
+        if len(found[-1]) + len(row) > tokens:
+            if len(found) == count:
+                break
+            found.append([])
+        found[-1] += row
+    return [[*document[:-1], END] for document in found]
 
 
-def step_of(model: ReLUFormer, trained: TrainedInputs, batch: int, beam: int, cache: int) -> Callable[[], Tensor]:
-    """Appends a token to every beam, each time to the same cache."""
-    stepper, beams = filled(model, trained, batch, cache)
-    tokens = torch.arange(batch * beam) % (model.config.vocab_size - 5) + 5
-    stepper.step(tokens, torch.arange(batch).repeat_interleave(beam), beams)  # branches, and makes room
-    length, used = beams.length, beams.used
-    parents = torch.arange(batch * beam)
-
-    def step() -> Tensor:
-        beams.length, beams.used = length, used
-        return stepper.step(tokens, parents, beams)
-
-    step()
-    return step
+def translate(decoder: NativeDecoder, source: list[int], config: DecodingConfig) -> tuple[int, ...]:
+    """The tokens of the best hypothesis."""
+    search = start_search(decoder, config)
+    number = search.add(source, Outline.of(source, config))
+    while not search.done:
+        search.run()
+    return search.hypotheses(number)[0].tokens
 
 
-def zero_fraction(trained: TrainedInputs, model: ReLUFormer, cache: int) -> float:
-    """Share of slots with a weight of exactly 0, for the run's last queries of the document, all layers and heads."""
-    heads = model.config.heads * model.config.decoder_layers
-    q, k, v = trained("causal", cache, heads)
-    _, stats = rf.read(q[:, :, -64:], k, v, rule=model.config.decoder_attention, causal=True, return_stats=True)
-    return float(stats.zero_fraction.mean())
+@torch.inference_mode()
+def zero_fractions(model: ReLUFormer, source: list[int], target: tuple[int, ...]) -> dict[str, float]:
+    """Shares of slots with a weight of exactly 0, of the encoder, the decoder and cross attention."""
+    reads = model(torch.tensor([source]), torch.tensor([[BEGIN, *target]]), stats=True).reads
+    kinds = {"encoder": ("encoder", "attention"), "decoder": ("decoder", "attention"), "cross": ("decoder", "cross")}
+    found = {}
+    for kind, (side, part) in kinds.items():
+        rows = [stats for name, stats in reads.items() if name.startswith(side) and name.endswith(part)]
+        slots = sum(float(stats.n_visible.expand_as(stats.row_sum).sum()) for stats in rows)
+        zeros = sum(float((stats.zero_fraction * stats.n_visible).sum()) for stats in rows)
+        found[kind] = round(zeros / max(1.0, slots), 4)
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, required=True, help="a trained run")
-    parser.add_argument("--text", type=Path, help="the document that it reads, a sentence a line")
-    parser.add_argument("--cache", type=int, default=4096, help="tokens decoded before the step")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8], help="sources at once")
-    parser.add_argument("--beams", type=int, nargs="+", default=[1, 4], help="beams of each source")
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--against", type=Path, help="a softmax run of the same sizes")
+    parser.add_argument("--text", type=Path, help="sentences, one a line; default: the run's test split")
+    parser.add_argument("--tokens", type=int, default=1000, help="source tokens of a document")
+    parser.add_argument("--documents", type=int, default=2, help="documents of a turn, decoded one after the other")
+    parser.add_argument("--beam", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     parser.add_argument("--out", type=Path, help="write the JSON to this file as well")
     arguments = parser.parse_args()
-    torch.manual_seed(0)
-    lines = arguments.text.read_text("utf-8").splitlines() if arguments.text else embedded_document()
-    trained, model = TrainedInputs(arguments.run, lines), rf.load(arguments.run).model
-    own = model.config.decoder_attention.name
-    contestants = {own: model, "softmax twin": softmax_twin(model)}
-    zeros = zero_fraction(trained, model, arguments.cache)
-    rows: list[dict[str, Any]] = []
-    for batch, beam in ((batch, beam) for batch in arguments.batches for beam in arguments.beams):
-        print(f"{batch} sources x {beam} beams", file=sys.stderr, flush=True)
-        steps = {name: step_of(found, trained, batch, beam, arguments.cache) for name, found in contestants.items()}
-        timings = interleaved(steps, arguments.repeats)
-        base = timings["softmax twin"].median
-        for name, timing in timings.items():
-            figures = {"milliseconds": round(1000 * timing.median, 3), "spread": round(timing.spread, 3)}
-            over = {"time_over_softmax": round(timing.median / base, 3)}
-            rows.append({"contestant": name, "batch": batch, "beam": beam, **figures, **over})
+    translator = rf.load(arguments.run)
+    peer = softmax_twin(translator.model) if arguments.against is None else rf.load(arguments.against).model
+    if arguments.text is not None:
+        sentences = arguments.text.read_text("utf-8").splitlines()
+    else:
+        sentences = [sentence for document in read_split(arguments.run, "test")[0] for sentence in document.src]
+    sources = documents(sentences, translator.tokenizer, arguments.tokens, arguments.documents)
+    config = DecodingConfig(beam=arguments.beam)
+    rule = translator.model.config.decoder_attention.name
+    twin = "softmax twin" if arguments.against is None else "softmax"
+    models = {rule: translator.model, twin: peer}
+    decoders = {(name, int8): NativeDecoder(model, int8) for name, model in models.items() for int8 in (False, True)}
+    times: dict[Any, list[float]] = {key: [] for key in decoders}
+    tokens: dict[Any, int] = {}
+    for turn in range(arguments.repeats + 1):
+        print(f"turn {turn} of {arguments.repeats}", file=sys.stderr, flush=True)
+        for key, decoder in decoders.items():
+            started = time.perf_counter()
+            found = [translate(decoder, source, config) for source in sources]
+            if turn > 0:  # the first is for warming up
+                times[key].append(time.perf_counter() - started)
+            tokens[key] = sum(len(one) + 1 for one in found)
+            if key == (rule, False):
+                zeros = zero_fractions(translator.model, sources[0], found[0])
+    rows = []
+    for (name, int8), seconds in times.items():
+        median = statistics.median(seconds)
+        base = statistics.median(times[twin, int8])
+        speed, base_speed = tokens[name, int8] / median, tokens[twin, int8] / base
+        row = {"contestant": name, "weights": "int8" if int8 else "float32", "seconds": round(median, 4)}
+        row |= {"target_tokens": tokens[name, int8], "tokens_per_second": round(speed, 1)}
+        rows.append({**row, "speed_over_softmax": round(speed / base_speed, 3)})
     if not arguments.json:
-        print(f"zero fraction of '{own}': {zeros:.3f}")
+        print(f"zero fractions of '{rule}': {zeros}")
         for row in rows:
-            where = f"{row['batch']} x {row['beam']}"
-            print(f"{where:>8}  {row['contestant']:14} {row['milliseconds']:9.2f} ms  {row['time_over_softmax']:.2f}")
-    sizes = {name: getattr(model.config, name) for name in ("width", "heads", "decoder_layers", "slots", "vocab_size")}
-    settings = {"cache": arguments.cache, "document_tokens": trained.tokens, **sizes}
-    results = {"benchmark": "decoding", "settings": settings, **circumstances(), "zero_fraction": zeros, "rows": rows}
+            print("  ".join(f"{value:>14}" for value in row.values()))
+    names = ("width", "heads", "encoder_layers", "decoder_layers", "slots", "vocab_size")
+    sizes = {name: getattr(translator.model.config, name) for name in names}
+    settings = {"source_tokens": [len(source) for source in sources], "beam": arguments.beam, **sizes}
+    results = {"benchmark": "decoding", "settings": settings, **circumstances(), "zero_fractions": zeros, "rows": rows}
     publish(results, arguments.json, arguments.out)
 
 

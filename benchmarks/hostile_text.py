@@ -49,6 +49,7 @@ PATTERNS: dict[str, tuple[str, str, str, str]] = {
     "unclosed tags": ("html", "", "<b>a", ""),
     "quotes in tags": ("html", "", "<a \"'", ""),
     "tags in sentences": ("html", "", "A <b>c</b> b. ", ""),
+    "marks in a long sentence": ("html", "<b>a</b> " * 190, "a ", ""),
     "comments": ("html", "", "<!-- --", ""),
     "code in sentences": ("markdown", "", "A `c` b. ", ""),
     "open brackets": ("markdown", "", "[a](", ""),

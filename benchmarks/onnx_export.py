@@ -51,16 +51,16 @@ def test_set(data: Path, limit: int | None) -> tuple[list[list[str]], list[list[
 @torch.inference_mode()
 def logit_difference(run: Translator, graphs: Translator, sources: list[list[str]], targets: list[list[str]]) -> float:
     """The largest difference between logits of PyTorch and of the graphs, at every position of `targets`."""
-    assert isinstance(graphs.stepper, OnnxStepper)
+    assert isinstance(graphs.decoder, OnnxStepper)
     worst = 0.0
     everything = list(zip(sources, targets, strict=True))
     for pairs in (everything[start : start + 50] for start in range(0, len(everything), 50)):
         source, mask = padded([[*run.tokenizer.encode(src), END] for (src,), _ in pairs])
         target, _ = padded([[BEGIN, *run.tokenizer.encode(tgt)] for _, (tgt,) in pairs])
         expected = run.model(source, target, mask).logits
-        beams, rows = graphs.stepper.encode(source, mask), torch.arange(len(pairs))[:, None]
+        beams, rows = graphs.decoder.encode(source, mask), torch.arange(len(pairs))[:, None]
         for position, tokens in enumerate(target.T):
-            found = graphs.stepper.logits(tokens[:, None, None], rows, beams).squeeze(1)
+            found = graphs.decoder.logits(tokens[:, None, None], rows, beams).squeeze(1)
             worst = max(worst, float((found - expected[:, position]).abs().max()))
     return worst
 
@@ -94,7 +94,7 @@ def measure(run: Path, home: Path, data: Path, limit: int | None, repeats: int) 
     counts = {"batched": len(few), "single": len(sources[:SINGLE])}
     timings = {mode: interleaved(jobs, repeats, seconds=1e9) for mode, jobs in turns.items()}
     return {
-        "stepper_of_pytorch": type(systems["pytorch"].stepper).__name__,
+        "decoder_of_pytorch": type(systems["pytorch"].decoder).__name__,
         "sentences": len(sources),
         "max_logit_difference": difference,
         "same_text": texts,

@@ -1,12 +1,19 @@
-"""Beam search side by side with Marian's `generate` and CTranslate2 at the same size.
+"""Beam search side by side with CTranslate2, transformers' generate, Marian and ONNX Runtime.
 
+    python benchmarks/translation.py --run runs/multi30k --sparse runs/multi30k-sparse --json
     python benchmarks/translation.py --json
 
-All systems have width 256, 3 + 3 layers, 4 heads, feed-forward 1024 and a vocabulary of 8,000
-with random weights, read 32 source tokens and decode 48 positions with 4 beams. They take
-turns, with one thread and with all; the medians are compared, those of each system with the
-number of threads that suits it better. Marian needs `transformers`, CTranslate2 also
-`ctranslate2`; what is not installed is left out and named.
+With `--run`, a trained softmax model translates the test sentences of its recipe, alone (batch 1),
+16 or 64 at a time, and as one file, which each system divides as it likes. CTranslate2, generate
+and ONNX Runtime have the same weights; Marian has random ones and targets of the mean length.
+`--sparse` adds another run of ours. BLEU is that of the whole file.
+
+Without `--run`, the weights are random: width 256, 3 + 3 layers, feed-forward 1024, a vocabulary of
+8,000, 32 source tokens and 48 positions; the rules are relu and softmax.
+
+All systems get tokens and return tokens. They take turns, with one thread and with all, and medians
+are compared, those of each system with the number of threads that suits it better. Slow systems
+translate only the first sentences of a turn. What is not installed is left out and named.
 """
 
 from __future__ import annotations
@@ -14,186 +21,239 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import reluformer as rf
+import translation_peers as peers
 from measure import circumstances, publish
 from reluformer.models.config import ModelConfig
 from reluformer.models.encoder_decoder import ReLUFormer
-from reluformer.translation.beam_search import Outline, beam_search
-from reluformer.translation.native_stepper import stepper_of
+from reluformer.translation.beam_search import start_search
+from reluformer.translation.native_decoder import NativeDecoder
 from reluformer.translation.recipe import DecodingConfig
+from reluformer.translation.scoring import read_split, score
+from reluformer.translation.search import Outline
+from reluformer.translation.tokenizer import END
 
-VOCABULARY, WIDTH, LAYERS, HEADS, SLOTS = 8000, 256, 3, 4, 1024
-SOURCE, TARGET, BEAM = 32, 48, 4
-
-Job = Callable[[], Any]
-System = Callable[[torch.Tensor], Job]
-
-
-def ours(rule: str) -> System:
-    """This project with `rule` in all attention; the end is the last of the decoded positions."""
-    rules: dict[str, Any] = dict(encoder_attention=rule, decoder_attention=rule, cross_attention=rule)
-    sizes = dict(width=WIDTH, heads=HEADS, encoder_layers=LAYERS, decoder_layers=LAYERS, slots=SLOTS)
-    stepper = stepper_of(ReLUFormer(ModelConfig(vocab_size=VOCABULARY, **sizes, **rules)).eval())
-    config = DecodingConfig(beam=BEAM, min_length=TARGET - 1)
-
-    def prepare(source: torch.Tensor) -> Job:
-        outlines = [Outline((TARGET - 1,))] * source.size(0)
-
-        def job() -> None:
-            found = beam_search(stepper, source, config=config, outlines=outlines)
-            assert all(len(best[0].tokens) == TARGET - 1 for best in found)
-
-        return job
-
-    return prepare
+ATTENTION = ("encoder_attention", "decoder_attention", "cross_attention")
+SIZES = dict(vocab_size=8000, width=256, heads=4, encoder_layers=3, decoder_layers=3, slots=1024)
+SOURCE, TARGET, RANDOM = 32, 48, 64
+SENTENCES = {1: 100, 16: 320, 64: 640}
+"""Sentences of a turn, by the size of batches; a file has all of them."""
+SLOW = {1: 10, 16: 32, 64: 64}
+FILE = 0
+"""The batch size that stands for the whole file."""
 
 
-def marian_model() -> Any:
-    """A random Marian; its padding comes last in the vocabulary, as CTranslate2 expects."""
-    from transformers import MarianConfig, MarianMTModel
+@dataclass
+class Contestant:
+    """A system that takes part."""
 
-    config = MarianConfig(
-        vocab_size=VOCABULARY,
-        d_model=WIDTH,
-        encoder_layers=LAYERS,
-        decoder_layers=LAYERS,
-        encoder_attention_heads=HEADS,
-        decoder_attention_heads=HEADS,
-        encoder_ffn_dim=SLOTS,
-        decoder_ffn_dim=SLOTS,
-        activation_function="relu",
-        scale_embedding=True,
-        pad_token_id=VOCABULARY - 1,
-        decoder_start_token_id=VOCABULARY - 1,
-        bos_token_id=1,
-        eos_token_id=2,
-        forced_eos_token_id=None,
-    )
-    return MarianMTModel(config).eval()
+    translate: peers.System
+    slow: bool = False
+    only_file: bool = False
+    seconds: dict[int, list[float]] = field(default_factory=dict)
+    """Of each turn and batch size, a sentence."""
+    latencies: list[float] = field(default_factory=list)
+    """Of single sentences."""
 
+    def takes(self, batch: int) -> bool:
+        return batch == FILE or not self.only_file
 
-def marian(model: Any) -> System:
-    """Marian's `generate` as transformers does it."""
-
-    def prepare(source: torch.Tensor) -> Job:
-        def job() -> None:
-            with torch.inference_mode():
-                found = model.generate(
-                    source,
-                    attention_mask=torch.ones_like(source),
-                    num_beams=BEAM,
-                    min_new_tokens=TARGET,
-                    max_new_tokens=TARGET,
-                    do_sample=False,
-                )
-            assert found.shape == (source.size(0), TARGET + 1)
-
-        return job
-
-    return prepare
+    def turn(self, batch: int, sources: peers.Tokens, warming_up: bool) -> None:
+        counts = SLOW if self.slow else SENTENCES
+        sources = sources[: counts.get(batch, 128 if self.slow else len(sources))]
+        step, times = batch or len(sources), []
+        self.translate(sources[:2])  # the caches and threads are those of the system before
+        for start in range(0, len(sources), step):
+            rows = sources[start : start + step]
+            started = time.perf_counter()
+            found = self.translate(rows)
+            times.append(time.perf_counter() - started)
+            assert len(found) == len(rows)
+        if not warming_up:
+            self.seconds.setdefault(batch, []).append(sum(times) / len(sources))
+            if batch == 1:
+                self.latencies += times
 
 
-def ctranslate2_of(model: Any, compute_type: str, threads: int) -> System:
-    """The same Marian, converted."""
-    import ctranslate2
-    from ctranslate2.converters.transformers import MarianMTLoader
+def ours(decoder: NativeDecoder, config: DecodingConfig, forced: int | None = None) -> peers.System:
+    """This project; with `forced`, the end is the last of so many positions."""
 
-    words = ["<unk>", "<s>", "</s>", *(f"w{i}" for i in range(3, VOCABULARY - 1))]
-    spec = MarianMTLoader().get_model_spec(model)
-    spec.register_source_vocabulary(words)
-    spec.register_target_vocabulary(words)
-    spec.config.unk_token, spec.config.eos_token, spec.config.decoder_start_token = words[0], words[2], words[2]
-    spec.validate()
-    spec.optimize(quantization=compute_type)
-    with tempfile.TemporaryDirectory() as directory:
-        spec.save(directory)
-        translator = ctranslate2.Translator(
-            directory, compute_type=compute_type, inter_threads=1, intra_threads=threads
-        )
+    def translate(sources: peers.Tokens) -> list[list[int]]:
+        search = start_search(decoder, config)
+        outlines = [Outline.of(source, config) if forced is None else Outline((forced - 1,)) for source in sources]
+        numbers = [search.add(source, outline) for source, outline in zip(sources, outlines, strict=True)]
+        while not search.done:
+            search.run()
+        return [list(search.hypotheses(number)[0].tokens) for number in numbers]
 
-    def prepare(source: torch.Tensor) -> Job:
-        rows = [[words[token] for token in row] for row in source.tolist()]
-
-        def job() -> None:
-            found = translator.translate_batch(
-                rows, beam_size=BEAM, min_decoding_length=TARGET, max_decoding_length=TARGET, max_batch_size=0
-            )
-            assert all(len(best.hypotheses[0]) == TARGET for best in found)
-
-        return job
-
-    return prepare
+    return translate
 
 
-def systems(threads: int) -> tuple[dict[str, System], list[str]]:
-    """What can be measured here, and what is missing."""
-    found, missing = {f"reluformer ({rule})": ours(rule) for rule in ("relu", "softmax")}, []
+def if_installed(found: dict[str, Contestant], name: str, make: Callable[[], peers.System], **options: Any) -> None:
+    """Adds a peer, or says what is missing."""
     try:
-        model = marian_model()
-        found["marian generate"] = marian(model)
-    except ImportError:
-        return found, ["Marian and CTranslate2 are left out: pip install transformers ctranslate2 sentencepiece"]
-    try:
-        for compute_type in ("float32", "int8"):
-            found[f"ctranslate2 {compute_type}"] = ctranslate2_of(model, compute_type, threads)
-    except ImportError:
-        missing.append("CTranslate2 is left out: pip install ctranslate2")
-    return found, missing
+        found[name] = Contestant(make(), **options)
+    except ImportError as error:
+        print(f"{name} is left out: pip install {error.name}", file=sys.stderr)
 
 
-def measure(batch: int, rounds: int, contestants: dict[str, System], threads: int) -> dict[str, float]:
-    """Tokens a second of each system: the median of `rounds` turns."""
-    torch.set_num_threads(threads)
-    source = torch.randint(5, VOCABULARY - 1, (batch, SOURCE), generator=torch.Generator().manual_seed(batch))
-    jobs = {name: prepare(source) for name, prepare in contestants.items()}
-    times: dict[str, list[float]] = {name: [] for name in jobs}
-    for turn in range(rounds + 1):
-        for name, job in jobs.items():
-            start = time.perf_counter()
-            job()
-            if turn > 0:  # the first is for warming up
-                times[name].append(time.perf_counter() - start)
-    return {name: round(batch * TARGET / statistics.median(seconds), 1) for name, seconds in times.items()}
+def random_systems(threads: int) -> dict[str, Contestant]:
+    """Random weights; every target has the same length."""
+    search = DecodingConfig(beam=4, min_length=TARGET - 1)
+    models = {
+        rule: ReLUFormer(ModelConfig(**SIZES, **dict.fromkeys(ATTENTION, rule))).eval() for rule in ("relu", "softmax")
+    }
+    found = {
+        f"reluformer {kind} ({rule})": Contestant(ours(NativeDecoder(model, kind == "int8"), search, TARGET))
+        for rule, model in models.items()
+        for kind in ("float32", "int8")
+    }
+    options = {"min_decoding_length": TARGET, "max_decoding_length": TARGET}
+    for kind in ("float32", "int8"):
+
+        def make(kind: str = kind) -> peers.System:
+            return partial(peers.ctranslate2_of(models["softmax"], kind, threads, 4), **options)
+
+        if_installed(found, f"ctranslate2 {kind}", make)
+    if_installed(found, "marian generate", lambda: peers.marian_of(models["softmax"], 4, TARGET), slow=True)
+    return found
+
+
+def trained_systems(run: Path, sparse: Path | None, threads: int, length: int) -> dict[str, Contestant]:
+    """Our runs, and the peers with the weights of the first."""
+    translator = rf.load(run)
+    model, config = translator.model, translator.config
+    if (reason := peers.refusal(model)) is not None:
+        raise SystemExit(f"{run}: {reason}")
+    runs = {"softmax": model} if sparse is None else {"softmax": model, "sparse": rf.load(sparse).model}
+    found = {
+        f"reluformer {kind} ({name})": Contestant(ours(NativeDecoder(one, kind == "int8"), config))
+        for name, one in runs.items()
+        for kind in ("float32", "int8")
+    }
+    greedy = ours(NativeDecoder(model, True), config.replace(beam=1))
+    found["reluformer int8 (softmax), greedy"] = Contestant(greedy)
+    for kind in ("float32", "int8"):
+        make = partial(peers.ctranslate2_of, model, kind, threads, config.beam)
+        if_installed(found, f"ctranslate2 {kind}", make)
+        for together in (32, 64):
+            name = f"ctranslate2 {kind}, own batches of {together}"
+            if_installed(found, name, partial(make, together), only_file=True)
+    if_installed(found, "onnx runtime int8", lambda: peers.onnx_of(run, config), slow=True)
+    if_installed(found, "transformers generate", lambda: peers.generate_of(model, config), slow=True)
+    marian = partial(peers.marian_of, model, config.beam, length)
+    if_installed(found, "marian generate", marian, slow=True)
+    return found
+
+
+def rates(contestants: dict[str, Contestant], batch: int) -> dict[str, float]:
+    """Sentences a second of each system: the median of its turns."""
+    return {
+        name: round(1 / statistics.median(one.seconds[batch]), 1)
+        for name, one in contestants.items()
+        if one.takes(batch)
+    }
 
 
 def ratios(speed: dict[str, float]) -> dict[str, dict[str, float]]:
-    """How much faster each of ours is than each peer."""
+    """How many times as fast each of ours is as each peer."""
     own = [name for name in speed if name.startswith("reluformer")]
     return {name: {peer: round(speed[name] / speed[peer], 2) for peer in speed if peer not in own} for name in own}
 
 
+def percentiles(one: Contestant) -> dict[str, float]:
+    """p50 and p95 of a single sentence in milliseconds."""
+    times = sorted(one.latencies)
+    return {f"p{share}": round(1000 * times[min(len(times) - 1, len(times) * share // 100)], 2) for share in (50, 95)}
+
+
+def quality(contestants: dict[str, Contestant], run: Path, sources: peers.Tokens, references: Any) -> dict[str, Any]:
+    """BLEU of each fast system on the whole file."""
+    tokenizer = rf.load(run).tokenizer
+    found = {}
+    for name, one in contestants.items():
+        if one.slow or one.only_file:
+            continue
+        texts = [[tokenizer.decode(row)] for row in one.translate(sources)]
+        found[name] = round(score(texts, references).bleu.value, 2)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=Path, help="a trained softmax run; default: random weights")
+    parser.add_argument("--sparse", type=Path, help="another run of ours")
+    parser.add_argument("--limit", type=int, help="translate only the first sentences")
+    parser.add_argument("--rounds", type=int, default=3, help="turns that are measured")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64, FILE], help="batch sizes; 0 is the file")
     parser.add_argument("--json", action="store_true", help="print JSON alone")
     parser.add_argument("--out", type=Path, help="write the JSON to this file as well")
-    parser.add_argument("--rounds", type=int, default=7, help="turns that are measured")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64], help="batch sizes")
     arguments = parser.parse_args()
     torch.manual_seed(0)
+    references: Sequence[Any] = []
+    if arguments.run is None:
+        generator = torch.Generator().manual_seed(0)
+        sources = torch.randint(5, SIZES["vocab_size"], (RANDOM, SOURCE), generator=generator).tolist()
+        setting: dict[str, Any] = {**SIZES, "source": SOURCE, "target": TARGET, "beam": 4}
+    else:
+        documents = read_split(arguments.run, "test")[0][: arguments.limit]
+        translator = rf.load(arguments.run)
+        pairs = [pair for document in documents for pair in zip(document.src, document.tgt or (), strict=True)]
+        sources = [[*tokens, END] for tokens in translator.tokenizer.encode_batch([source for source, _ in pairs])]
+        references = [[target] for _, target in pairs]
+        lengths = [len(translator.tokenizer.encode(target)) for _, target in pairs]
+        model = translator.model.config.model_dump(mode="json")
+        setting = {"run": str(arguments.run), "sentences": len(sources), "beam": translator.config.beam, "model": model}
     numbers = sorted({1, torch.get_num_threads()})
-    contestants = {threads: systems(threads) for threads in numbers}
+    contestants: dict[int, dict[str, Contestant]] = {}
+    for threads in numbers:
+        torch.set_num_threads(threads)  # before ONNX Runtime opens its sessions
+        if arguments.run is None:
+            contestants[threads] = random_systems(threads)
+        else:
+            mean = 1 + round(statistics.mean(lengths))
+            contestants[threads] = trained_systems(arguments.run, arguments.sparse, threads, mean)
     results = {}
-    for line in contestants[1][1]:
-        print(line, file=sys.stderr)
     for batch in arguments.batches:
-        speeds = {n: measure(batch, arguments.rounds, found, n) for n, (found, _) in contestants.items()}
-        best = {name: max(speed[name] for speed in speeds.values()) for name in speeds[1]}
-        results[str(batch)] = {"tokens_per_second_by_threads": speeds, "ratios_of_the_better": ratios(best)}
+        for turn in range(arguments.rounds + 1):
+            print(f"batch {batch or 'file'}, turn {turn} of {arguments.rounds}", file=sys.stderr, flush=True)
+            for threads, found in contestants.items():
+                torch.set_num_threads(threads)
+                for one in found.values():
+                    if one.takes(batch) and not (one.slow and turn > 1):
+                        one.turn(batch, sources, warming_up=turn == 0)
+        speeds = {threads: rates(found, batch) for threads, found in contestants.items()}
+        best = {name: max(speed[name] for speed in speeds.values()) for name in speeds[numbers[0]]}
+        results[str(batch or "file")] = {
+            "sentences_per_second_by_threads": speeds,
+            "ratios_of_the_better": ratios(best),
+        }
         if not arguments.json:
-            print(f"batch {batch}")
-            for name, tokens in best.items():
-                each = "".join(f"{speed[name]:7.0f}" for speed in speeds.values())
-                beside = "".join(f"  {ratio:5.2f} x {peer}" for peer, ratio in ratios(best).get(name, {}).items())
-                print(f"  {name:22} {tokens:7.0f} tokens/s (threads {numbers}: {each} ){beside}")
-    setting = {"source": SOURCE, "target": TARGET, "beam": BEAM, "rounds": arguments.rounds}
-    figures = {"benchmark": "translation", "setting": setting, **circumstances(), "batches": results}
+            print(f"batch {batch or 'file'}")
+            for name, rate in best.items():
+                each = "".join(f"{speed[name]:8.1f}" for speed in speeds.values())
+                beside = "".join(f"  {ratio:.2f} x {peer}" for peer, ratio in ratios(best).get(name, {}).items())
+                print(f"  {name:40} {rate:8.1f} sentences/s (threads {numbers}: {each} ){beside}")
+    figures: dict[str, Any] = {"benchmark": "translation", "setting": {**setting, "rounds": arguments.rounds}}
+    figures |= {**circumstances(), "batches": results}
+    if 1 in arguments.batches:
+        figures["latency_milliseconds_by_threads"] = {
+            threads: {name: percentiles(one) for name, one in found.items() if one.takes(1)}
+            for threads, found in contestants.items()
+        }
+    if arguments.run is not None:
+        torch.set_num_threads(numbers[-1])
+        figures["bleu"] = quality(contestants[numbers[0]], arguments.run, sources, references)
+        print(figures["bleu"], file=sys.stderr)
     publish(figures, arguments.json, arguments.out)
 
 

@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 1024, 4096])
     parser.add_argument("--widths", type=int, nargs="+", default=[64])
     parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--rules", nargs="+", default=["relu", "relu_exp"])
+    parser.add_argument("--rules", nargs="+", default=["relu", "relu_exp", "relu_rest"])
     parser.add_argument("--patterns", nargs="+", default=["full", "causal"], choices=["full", "causal"])
     parser.add_argument("--passes", nargs="+", default=list(PASSES), choices=PASSES)
     parser.add_argument("--threads", type=int, default=2)
@@ -92,7 +92,7 @@ def with_zeros(rule: str, share: float) -> tuple[rules.Rule, Tensor | None]:
     """Return a rule and a bias under which a share of normal scores weighs nothing; a centred rule needs no bias."""
     level = NormalDist().inv_cdf(share)
     if rules.get(rule).shift_invariant:
-        return rules.get({"name": rule, "threshold": 0.0, "spread": level, "growth": 0.0}), None
+        return rules.get({"name": rule, "threshold": 0.0, "spread": level, "growth": 0.0, "chance": 0.0}), None
     return rules.get(rule), torch.full((1, 1, 1, 1), -level)
 
 

@@ -133,7 +133,7 @@ def test_published_verdicts_follow_from_the_published_results() -> None:
     """Judged anew from the result of every run, and entered into the map of the paper as they are."""
     folder = StudyDirectory(ROOT / "docs" / "results" / "study" / "small")
     published = json.loads((folder.path / "results.json").read_text(encoding="utf-8"))["verdicts"]
-    plan = make_plan(list(dict.fromkeys(verdict["experiment"] for verdict in published)), "small", 3)
+    plan = make_plan(list(dict.fromkeys(verdict["experiment"] for verdict in published)), "small", None)
     results = Results(plan, folder)
     judged = [
         (one.name, verdict.claim, verdict.verdict, list(verdict.reasons))

@@ -109,13 +109,13 @@ def test_auto_takes_the_kernel_for_a_rule_of_ones_own() -> None:
 
 
 def test_the_compiled_decoder_takes_a_rule_of_ones_own() -> None:
-    from reluformer.translation.native_stepper import NativeStepper
+    from reluformer.translation.native_decoder import NativeDecoder
 
     if reason := cpu.unavailable():
         pytest.skip(reason)
     sizes = dict(vocab_size=20, width=16, heads=2, slots=32, encoder_layers=1, decoder_layers=1)
     model = ReLUFormer(rf.ModelConfig(**sizes, decoder_attention=Damped(), cross_attention=Stated())).eval()
-    assert NativeStepper.refusal(model) is None
+    assert NativeDecoder.refusal(model) is None
 
 
 def test_two_ways_to_say_one_thing() -> None:

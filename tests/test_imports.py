@@ -16,7 +16,7 @@ FLOORS = [
     ["errors", "files", "config", "benchmarking", "report_page", "rules"],
     ["kernels", "memory", "context_parallel", "regularizers", "layers", "telemetry", "conformance", "environment"],
     ["models"],
-    ["training", "translation", "study"],
+    ["training", "translation", "language", "study"],
     ["integrations", "hub", "loading", "cli", "__main__"],
 ]
 RANK = {name: rank for rank, names in enumerate(name for floor in FLOORS for name in floor) for name in names.split()}

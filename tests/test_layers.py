@@ -10,8 +10,9 @@ from torch import Tensor
 
 import reluformer as rf
 from reluformer import rules
+from reluformer.errors import ArgumentError
 from reluformer.kernels import cpu
-from reluformer.layers import Attention, FeedForward, GatedRMSNorm, SlotCache, TokenSlots
+from reluformer.layers import Attention, AttentionOptions, FeedForward, GatedRMSNorm, SlotCache, TokenSlots
 
 RULES = rules.names()
 
@@ -223,7 +224,7 @@ class TestAttention:
         attention = Attention(8, 2, rules.get("relu"))
         slots = attention.slots(normal(2, 5, 8), mask=torch.tensor([[True] * 5, [True] * 3 + [False] * 2]))
         x = normal(6, 1, 8, seed=1)
-        repeated = TokenSlots(*(part.repeat_interleave(3, 0) for part in slots))
+        repeated = TokenSlots(*(part.repeat_interleave(3, 0) for part in slots[:3]))
         torch.testing.assert_close(attention(x, slots=slots)[0], attention(x, slots=repeated)[0])
 
 
@@ -244,3 +245,91 @@ class TestSlotCache:
         new = TokenSlots(normal(3, 1, 1, 3, seed=2), normal(3, 1, 1, 3, seed=3))
         slots = cache.append(new)
         assert torch.equal(slots.keys, torch.cat([first.keys[[2, 2, 0]], new.keys], dim=2))
+
+
+class TestAttentionOfLanguageModels:
+    """Grouped heads, windows, forget gates, shifts, norms and output gates."""
+
+    PRO = AttentionOptions(key_heads=2, forget="spread", qk_norm=True, output_gate=True, shift=True)
+
+    @pytest.mark.parametrize("rule", ["softmax", "softmax1", "relu", "relu_chance", "tra"])
+    @pytest.mark.parametrize(
+        "options",
+        [
+            AttentionOptions(key_heads=1),
+            AttentionOptions(window=(3, 0)),
+            AttentionOptions(forget="zero"),
+            AttentionOptions(forget="fixed", shift=True),
+            PRO,
+        ],
+        ids=["grouped", "window", "forget", "fixed", "pro"],
+    )
+    def test_decoding_equals_the_full_pass(self, rule: str, options: AttentionOptions) -> None:
+        attention = Attention(16, 4, rules.get(rule), causal=True, options=options).double()
+        x = normal(2, 11, 16).double()
+        whole, _ = attention(x)
+        cache, found = SlotCache(), []
+        for begin, end in ((0, 4), (4, 5), (5, 6), (6, 11)):
+            found.append(attention(x[:, begin:end], cache=cache)[0])
+        torch.testing.assert_close(torch.cat(found, dim=1), whole)
+
+    @pytest.mark.parametrize("rule", ["softmax", "relu_chance"])
+    def test_packed_sequences_do_not_see_each_other(self, rule: str) -> None:
+        attention = Attention(16, 4, rules.get(rule), causal=True, options=self.PRO).double()
+        x = normal(1, 12, 16).double()
+        packed, _ = attention(x, offsets=torch.tensor([0, 5, 12]))
+        for begin, end in ((0, 5), (5, 12)):
+            torch.testing.assert_close(packed[:, begin:end], attention(x[:, begin:end])[0])
+
+    def test_forget_gates_start_with_memories_from_2_to_2000_tokens(self) -> None:
+        attention = Attention(16, 4, rules.get("softmax"), causal=True, options=AttentionOptions(forget="spread"))
+        assert attention.forget_bias is not None
+        memories = 1 / (1 - torch.sigmoid(attention.forget_bias.double()))
+        torch.testing.assert_close(memories[[0, -1]], torch.tensor([2000.0, 2.0]).double(), rtol=1e-4, atol=0)
+        halves = Attention(16, 4, rules.get("softmax"), causal=True, options=AttentionOptions(forget="zero"))
+        assert halves.forget_bias is not None and not halves.forget_bias.any()
+
+    def test_the_sums_of_a_gate_are_in_float32_at_least(self) -> None:
+        attention = Attention(16, 4, rules.get("softmax"), causal=True, options=AttentionOptions(forget="zero"))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            gate = attention.slots(normal(1, 9, 16)).gate
+        assert gate is not None and gate.dtype == torch.float32
+
+    def test_a_learned_sink_is_a_parameter_of_each_head(self) -> None:
+        attention = Attention(16, 4, rules.get({"name": "softmax1", "learn_sink": True}), causal=True)
+        out, _ = attention(normal(1, 9, 16))
+        out.sum().backward()
+        assert attention.read.sink is not None and attention.read.sink.grad is not None
+        assert attention.read.sink.grad.abs().min() > 0
+
+    def test_every_parameter_gets_a_gradient(self) -> None:
+        attention = Attention(16, 4, rules.get("softmax"), causal=True, options=self.PRO)
+        attention(normal(2, 9, 16))[0].square().sum().backward()
+        assert all(
+            p.grad is not None and p.grad.abs().max() > 0
+            for name, p in attention.named_parameters()
+            if name != "key_value.bias"
+        )
+
+    def test_a_cache_of_another_model_is_refused(self) -> None:
+        gated = Attention(16, 4, rules.get("softmax"), causal=True, options=AttentionOptions(forget="zero"))
+        plain, grouped = (
+            Attention(16, 4, rules.get("softmax"), causal=True, options=AttentionOptions(key_heads=heads))
+            for heads in (4, 2)
+        )
+        cache = SlotCache()
+        plain(normal(1, 3, 16), cache=cache)
+        for other in (gated, grouped):
+            with pytest.raises(ArgumentError, match="another model or batch"):
+                other(normal(1, 1, 16), cache=cache)
+        with pytest.raises(ArgumentError, match="key_heads=3 does not divide heads=4"):
+            Attention(16, 4, rules.get("softmax"), options=AttentionOptions(key_heads=3))
+
+    def test_a_cache_follows_its_beams(self) -> None:
+        attention = Attention(16, 4, rules.get("relu"), causal=True, options=self.PRO).double()
+        x = normal(2, 6, 16).double()
+        cache = SlotCache()
+        attention(x[:, :4], cache=cache)
+        cache.reorder(torch.tensor([1, 0]))
+        out = attention(x.flip(0)[:, 4:], cache=cache)[0]
+        torch.testing.assert_close(out, attention(x)[0].flip(0)[:, 4:])

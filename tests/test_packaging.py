@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from reluformer import __version__
-from reluformer.kernels.native.sources import library_name
+from reluformer.kernels.native import library_name
 
 ROOT = Path(__file__).parents[1]
 ADDRESS = "https://example.org/team/reluformer"

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import pytest
@@ -336,6 +337,66 @@ class TestReluExp:
         weights[0, 0].backward()
         assert scores.grad is not None and scores.grad.isfinite().all()
         torch.testing.assert_close(weights.detach(), torch.tensor([[0.5, 0.5, *8 * [0.0]]]))
+
+
+class TestReluRest:
+    """Softmax in two parts: few slots by weight, and the mean of all for the rest."""
+
+    @pytest.mark.parametrize(("level", "deviation"), [(0.5, 0.3), (2.0, 1.5), (-0.4, 0.8), (9.0, 8.0), (1.0, 0.1)])
+    def test_the_rest_is_the_mean_of_normal_scores_cut_at_one(self, level: float, deviation: float) -> None:
+        places = torch.linspace(-12, 12, 400_001, dtype=torch.float64)
+        density = torch.exp(-places.square() / 2) / math.sqrt(2 * math.pi)
+        cut = torch.exp(deviation * places - level).clamp(max=1)
+        expected = 7 * torch.trapezoid(cut * density, places)
+        given = (torch.tensor(x, dtype=torch.float64) for x in (level, deviation, 7.0))
+        torch.testing.assert_close(rules.rest_mass(*given), expected, rtol=1e-7, atol=1e-9)
+
+    def test_the_rest_of_a_very_sharp_row_is_finite_with_its_gradient(self) -> None:
+        deviation = torch.tensor([0.1, 11.0, 13.0, 40.0, 300.0], requires_grad=True)
+        rest = rules.rest_mass(1.1 * deviation, deviation, torch.tensor(512.0))
+        assert (rest[1:] < rest[:-1]).all() and rest[-1] > 512 * NormalDist().cdf(-1.1)
+        rest.sum().backward()
+        assert deviation.grad is not None and deviation.grad.isfinite().all()
+
+    def test_a_flat_row_reads_the_mean_and_every_row_sums_to_one(self) -> None:
+        v = torch.randn(1, 1, 60, 4, dtype=torch.float64)
+        flat, k = torch.zeros(1, 1, 1, 8, dtype=torch.float64), torch.randn(1, 1, 60, 8, dtype=torch.float64)
+        weights, _ = rf.weights(flat, k, {"name": "relu_rest", "spread": 1.0})  # with 0.1 deviations at least
+        torch.testing.assert_close(weights, torch.full_like(weights, 1 / 60))
+        read = rf.read(flat, k, v, rule={"name": "relu_rest", "spread": 1.0})
+        torch.testing.assert_close(read, v.mean(2, keepdim=True))
+        q = 3 * torch.randn(1, 1, 60, 8, dtype=torch.float64)
+        row_sum = rf.weights(q, k, "relu_rest", causal=True)[1].row_sum
+        torch.testing.assert_close(row_sum, torch.ones_like(row_sum))
+
+    @pytest.mark.parametrize("chance", [0.6, 0.77])
+    def test_it_is_far_nearer_to_softmax_than_its_sparse_part_alone(self, chance: float) -> None:
+        torch.manual_seed(0)
+        q, k, v = (torch.randn(2, 4, 512, 32) for _ in range(3))
+        softmax = rf.read(q, k, v, rule="softmax")
+        parts = {"spread": -1.0, "chance": chance}
+        whole, stats = rf.read(q, k, v, rule={"name": "relu_rest", **parts}, return_stats=True)
+        alone = rf.read(q, k, v, rule={"name": "relu_chance", **parts})
+        assert stats.zero_fraction.mean() > 0.85
+        assert (whole - softmax).norm() < 0.4 * (alone - softmax).norm()
+
+    def test_slots_without_a_weight_of_their_own_share_the_rest_evenly(self) -> None:
+        torch.manual_seed(0)
+        q, k = torch.randn(1, 1, 5, 8), torch.randn(1, 1, 40, 8)
+        weights, stats = rf.weights(q, k, "relu_rest")
+        for row, zeros in zip(weights[0, 0], stats.zero_fraction[0, 0], strict=True):
+            assert int(torch.isclose(row, row.min(), rtol=1e-5).sum()) == round(float(zeros) * 40) > 20
+
+    def test_a_slot_fades_with_its_gate(self) -> None:
+        q, k = torch.randn(1, 1, 6, 8), torch.randn(1, 1, 6, 8)
+        forget = torch.tensor([0.0, 0.0, -50.0, -50.0, -50.0, -50.0])  # the first two positions are forgotten
+        weights, _ = rf.weights(q, k, "relu_rest", causal=True, gate=forget)
+        assert (weights[0, 0, 2:, :2] < 1e-6).all()
+        torch.testing.assert_close(weights.sum(-1), torch.ones(1, 1, 6))
+
+    def test_a_cap_is_refused(self) -> None:
+        with pytest.raises(ArgumentError, match="no row can die; drop the option `cap`"):
+            rules.get({"name": "relu_rest", "cap": 0.5})
 
 
 class TestCap:

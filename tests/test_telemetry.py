@@ -10,7 +10,7 @@ import torch
 import reluformer as rf
 from reluformer.errors import ArgumentError
 from reluformer.kernels.reference import row_stats
-from reluformer.telemetry import Telemetry, _anisotropy, _summary
+from reluformer.telemetry import Telemetry, anisotropy, read_summary
 
 
 def model_and_batch(length: int = 12, **changes: object) -> tuple[rf.ReLUFormer, torch.Tensor, torch.Tensor]:
@@ -108,7 +108,7 @@ def test_the_top_of_multiples_of_500_slots(slots: int) -> None:
         model(source, target)
     assert telemetry.latest["encoder.0.ffn"].top_mass is not None
     everything = torch.ones(1, 2, dtype=torch.bool)
-    found = _summary(weights, row_stats(weights, None, torch.full((1, 1, 2), slots)), everything, "relu")
+    found = read_summary(weights, row_stats(weights, None, torch.full((1, 1, 2), slots)), everything, "relu")
     expected = weights.topk(slots // 500).values.sum(-1) / weights.sum(-1)
     assert found["top_mass"] == pytest.approx([float(expected.mean())])
 
@@ -124,7 +124,7 @@ def test_anisotropy_is_the_mean_pairwise_cosine() -> None:
             cosines = unit @ unit.T
             means.append((cosines.sum() - cosines.trace()) / (n * (n - 1)))
         expected.append(float(sum(means) / 2))
-    assert _anisotropy(values, mask) == pytest.approx(expected, abs=1e-6)
+    assert anisotropy(values, mask) == pytest.approx(expected, abs=1e-6)
 
 
 def test_watching_changes_neither_result_nor_path(monkeypatch: pytest.MonkeyPatch) -> None:

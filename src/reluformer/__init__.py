@@ -18,16 +18,20 @@ if TYPE_CHECKING:
     from reluformer.errors import ReluformerError as ReluformerError
     from reluformer.kernels import RowKeyBias as RowKeyBias
     from reluformer.loading import load as load
+    from reluformer.loading import train as train
     from reluformer.memory import read as read
     from reluformer.memory import weights as weights
+    from reluformer.models.config import LanguageConfig as LanguageConfig
     from reluformer.models.config import ModelConfig as ModelConfig
     from reluformer.models.encoder_decoder import ReLUFormer as ReLUFormer
+    from reluformer.models.language_model import LanguageModel as LanguageModel
     from reluformer.translation.recipe import Recipe as Recipe
-    from reluformer.translation.task import train as train
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "LanguageConfig": "reluformer.models.config",
+    "LanguageModel": "reluformer.models.language_model",
     "ModelConfig": "reluformer.models.config",
     "ReLUFormer": "reluformer.models.encoder_decoder",
     "ReluformerError": "reluformer.errors",
@@ -35,7 +39,7 @@ _HOME = {
     "Recipe": "reluformer.translation.recipe",
     "load": "reluformer.loading",
     "read": "reluformer.memory",
-    "train": "reluformer.translation.task",
+    "train": "reluformer.loading",
     "weights": "reluformer.memory",
 }
 _MODULES = (
@@ -46,6 +50,7 @@ _MODULES = (
     "hub",
     "integrations",
     "kernels",
+    "language",
     "layers",
     "memory",
     "models",

@@ -8,6 +8,7 @@ A recipe is a YAML file of such sections; `--set section.key=value` overrides si
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -68,6 +69,21 @@ class Config(BaseModel):
     def replace(self, **changes: Any) -> Self:
         """Returns a copy with some values changed; the copy is validated again."""
         return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
+
+
+def possible_path(path: Any) -> Any:
+    """Returns a path as it was given.
+
+    Raises:
+        ValueError: No file can have this name: it holds a NUL character or half a surrogate pair.
+    """
+    if "\0" in str(path):
+        raise ValueError("holds a NUL character, which no path has")
+    try:
+        os.fsencode(str(path))
+    except UnicodeEncodeError:
+        raise ValueError("holds half a surrogate pair, which no path has") from None
+    return path
 
 
 def parse_list(schema: type[C], values: Iterable[Any]) -> tuple[C, ...]:

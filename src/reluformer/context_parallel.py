@@ -188,7 +188,12 @@ def sharded_read(
 def _summable(rule: Rule) -> Formula | None:
     """Return the formula of `rule` if its terms can be summed: exp and the cap of a level need the row's best score."""
     formula = rules.formula_of(rule)
-    if formula is None or formula.activation == "exp" or (formula.level is not None and formula.level.cap is not None):
+    if (
+        formula is None
+        or formula.rest
+        or formula.activation == "exp"
+        or (formula.level is not None and formula.level.cap is not None)
+    ):
         return None
     return formula
 

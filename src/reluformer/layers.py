@@ -2,24 +2,31 @@
 
 `FeedForward` reads learned slots, and `Attention` reads slots made from tokens; both take
 any rule. The parameters that a rule asks for live here: its output norm, a learned gamma,
-and the offset that a head may learn to add to its scores. Positions are sinusoids added to
-embeddings, or rotations of queries and keys. They are computed for the positions at hand,
-so a model has no maximum length.
+a learned sink, and the offset that a head may learn to add to its scores. Positions are
+sinusoids added to embeddings, rotations of queries and keys, or a forget gate. They are
+computed for the positions at hand, so a model has no maximum length.
 
-Shapes: B batch, T tokens, H heads, D width, d = D / H.
+What language models have beside that is in `AttentionOptions`: grouped heads, a window, a
+forget gate (Lin et al., 2025), norms of queries and keys, keys and values shifted by a token,
+and an output gate.
+
+Shapes: B batch, T tokens, H heads, Hk heads of keys, D width, d = D / H.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from reluformer import kernels, memory
+from reluformer.errors import ArgumentError
+from reluformer.kernels import Window
 from reluformer.memory import RowStats
 from reluformer.rules import OutputNorm, Pointwise, Rule
 
@@ -153,39 +160,65 @@ class FeedForward(nn.Module):
 
 
 class TokenSlots(NamedTuple):
-    """Keys and values made from tokens, (B, H, T, d) each, and which of them are visible."""
+    """Keys and values made from tokens, (B, Hk, T, d) each, and what belongs to them."""
 
     keys: Tensor
     values: Tensor
-    mask: Tensor | None = None  # (B, T)
+    mask: Tensor | None = None  # (B, T), which of them are visible
+    gate: Tensor | None = None  # (B, H, T), cumulative sums of log forget gates
+    offsets: Tensor | None = None  # (S + 1), where packed sequences begin
 
 
 class SlotCache:
-    """The slots of a growing prefix, written into buffers that double when they are full."""
+    """The slots of a growing prefix, written into buffers that double when they are full.
+
+    The sums of forget gates lie beside keys and values. `last` holds keys and values of the newest token as they were
+    before they were shifted, where they are.
+    """
 
     def __init__(self) -> None:
         self.length = 0
+        self.last: tuple[Tensor, Tensor] | None = None
         self._buffers: list[Tensor] = []
 
     def append(self, new: TokenSlots) -> TokenSlots:
         """Add the slots of the newest tokens, and return all slots so far."""
+        parts = [new.keys, new.values] + ([] if new.gate is None else [new.gate])
+        self.check(new.keys.size(0), new.keys.size(1), new.gate is not None)
         needed = self.length + new.keys.size(2)
         if not self._buffers or needed > self._buffers[0].size(2):
-            self._grow(new, capacity=max(16, 2 * needed))
-        for buffer, part in zip(self._buffers, (new.keys, new.values), strict=True):
+            self._grow(parts, capacity=max(16, 2 * needed))
+        for buffer, part in zip(self._buffers, parts, strict=True):
             buffer[:, :, self.length : needed] = part
         self.length = needed
         return self.slots
 
+    def check(self, batch: int, key_heads: int, gated: bool) -> None:
+        """Raises an error if new slots of these sizes cannot follow those that it holds."""
+        if not self._buffers:
+            return
+        found = (*self._buffers[0].shape[:2], len(self._buffers) > 2)
+        if found != (batch, key_heads, gated):
+            raise ArgumentError(
+                f"the cache has slots of batch {found[0]} and {found[1]} heads, {'with' if found[2] else 'without'} a "
+                f"forget gate; the new ones have batch {batch} and {key_heads} heads, {'with' if gated else 'without'} "
+                "one. It belongs to another model or batch, so start a new cache"
+            )
+
     @property
     def slots(self) -> TokenSlots:
         """All slots so far."""
-        keys, values = (buffer[:, :, : self.length] for buffer in self._buffers)
-        return TokenSlots(keys, values)
+        keys, values, *gate = (buffer[:, :, : self.length] for buffer in self._buffers)
+        return TokenSlots(keys, values, gate=gate[0] if gate else None)
 
-    def _grow(self, new: TokenSlots, capacity: int) -> None:
+    @property
+    def forgotten(self) -> Tensor | None:
+        """The sum of log forget gates up to the newest token, (B, H, 1); None where there is no token or no gate."""
+        return self._buffers[2][:, :, self.length - 1 : self.length] if self.length and len(self._buffers) > 2 else None
+
+    def _grow(self, parts: list[Tensor], capacity: int) -> None:
         old = [buffer[:, :, : self.length] for buffer in self._buffers]
-        self._buffers = [part.new_empty(*part.shape[:2], capacity, part.size(3)) for part in (new.keys, new.values)]
+        self._buffers = [part.new_empty(*part.shape[:2], capacity, *part.shape[3:]) for part in parts]
         for buffer, kept in zip(self._buffers, old, strict=False):
             buffer[:, :, : self.length] = kept
 
@@ -195,20 +228,34 @@ class SlotCache:
             kept = buffer.new_empty(rows.numel(), *buffer.shape[1:])
             kept[:, :, : self.length] = buffer[:, :, : self.length].index_select(0, rows)
             self._buffers[i] = kept
+        if self.last is not None:
+            self.last = (self.last[0].index_select(0, rows), self.last[1].index_select(0, rows))
 
 
 class TokenRead(nn.Module):
     """`memory.read` as a module: the one place where attention reads, so hooks can watch it.
 
     `offset` (H) is what each head adds to all of its scores: where its threshold lies. It is
-    a bias common to all slots, which every implementation of `read` takes.
+    a bias common to all slots, which every implementation of `read` takes. `sink` (H) is the
+    score of a slot without value.
     """
 
-    def __init__(self, rule: Rule, causal: bool, offset: nn.Parameter | None = None) -> None:
+    def __init__(
+        self,
+        rule: Rule,
+        causal: bool,
+        offset: nn.Parameter | None = None,
+        sink: nn.Parameter | None = None,
+        window: Window | None = None,
+        scale: float | None = None,
+    ) -> None:
         super().__init__()
         self.rule = rule
         self.causal = causal
         self.offset = offset
+        self.sink = sink
+        self.window = window
+        self.scale = scale
 
     @property
     def bias(self) -> Tensor | None:
@@ -216,12 +263,49 @@ class TokenRead(nn.Module):
         return None if self.offset is None else self.offset[None, :, None, None]
 
     def forward(self, q: Tensor, slots: TokenSlots, stats: bool = False) -> SublayerOutput:
-        keys, values, key_mask = slots
+        options: dict[str, Any] = {
+            "causal": self.causal,
+            "key_mask": slots.mask,
+            "bias": self.bias,
+            "window": self.window,
+            "offsets": slots.offsets,
+            "gate": slots.gate,
+            "sink": self.sink,
+            "scale": self.scale,
+        }
         if stats:
-            return memory.read(
-                q, keys, values, self.rule, causal=self.causal, key_mask=key_mask, bias=self.bias, return_stats=True
-            )
-        return memory.read(q, keys, values, self.rule, causal=self.causal, key_mask=key_mask, bias=self.bias), None
+            return memory.read(q, slots.keys, slots.values, self.rule, **options, return_stats=True)
+        return memory.read(q, slots.keys, slots.values, self.rule, **options), None
+
+
+ForgetGate = Literal["zero", "spread", "fixed"]
+
+
+@dataclass(frozen=True)
+class AttentionOptions:
+    """What an attention of language models may have beside its rule.
+
+    The forget gate of a head is f = sigmoid(w x + b), and c_i - c_j is added to its scores, c the cumulative sum of
+    log f. Its bias starts at zero, which forgets half at every token as in the paper ("zero"), or such that the heads
+    remember from 2 to 2,000 tokens ("spread"). Rules with zeros need that: a pair without weight teaches the gate
+    nothing. "fixed" has the biases of "spread" and no w, so the gate does not depend on the token.
+
+    With `output_gate` the read is W_o (RMSNorm(read of a head) * sigmoid(W_g x)). With `shift` a key is
+    a k'_(t-1) + (1 - a) k'_t, a = sigmoid(w x) for each head of keys, and so is a value.
+    """
+
+    key_heads: int | None = None
+    """Hk, which divides H; None for H."""
+    window: Window | None = None
+    forget: ForgetGate | None = None
+    qk_norm: bool = False
+    """RMS norms of queries and keys, with a learned gain for each dimension of a head."""
+    output_gate: bool = False
+    shift: bool = False
+
+
+SHORTEST_MEMORY, LONGEST_MEMORY = 2.0, 2000.0
+"""Tokens that the heads of a gate with spread biases remember at the start: 1 / (1 - f)."""
 
 
 class Attention(nn.Module):
@@ -234,6 +318,7 @@ class Attention(nn.Module):
         causal: whether a token sees no slot after its own position.
         learn_offset: whether each head learns a number that is added to its scores, started at 0. A rule to which
             only differences of scores matter takes none.
+        options: grouped heads, a window, gates, norms and shifts.
 
     Example:
         >>> from reluformer import rules
@@ -243,17 +328,48 @@ class Attention(nn.Module):
         (torch.Size([2, 5, 8]), torch.Size([2, 2, 5]))
     """
 
-    def __init__(self, width: int, heads: int, rule: Rule, causal: bool = False, learn_offset: bool = False) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        rule: Rule,
+        causal: bool = False,
+        learn_offset: bool = False,
+        options: AttentionOptions = AttentionOptions(),  # noqa: B008
+    ) -> None:
         super().__init__()
         self.heads = heads
+        self.key_heads = heads if options.key_heads is None else options.key_heads
+        if heads % self.key_heads:
+            raise ArgumentError(f"key_heads={self.key_heads} does not divide heads={heads}; use a divisor")
+        own = width // heads
         self.query = nn.Linear(width, width)
-        self.key_value = nn.Linear(width, 2 * width)
+        self.key_value = nn.Linear(width, 2 * self.key_heads * own)
         takes_offset = learn_offset and not rule.shift_invariant
-        self.read = TokenRead(rule, causal, nn.Parameter(torch.zeros(heads)) if takes_offset else None)
+        takes_sink = getattr(rule, "learn_sink", False)
+        offset, sink = (nn.Parameter(torch.zeros(heads)) if takes else None for takes in (takes_offset, takes_sink))
+        self.read = TokenRead(rule, causal, offset, sink, options.window)
         self.norm = _OUTPUT_NORMS[rule.output_norm](width)
         self.output = nn.Linear(width, width)
         self.log_gamma = nn.Parameter(torch.zeros(heads)) if getattr(rule, "learn_gamma", False) else None
+        self.query_norm, self.key_norm = (nn.RMSNorm(own, eps=1e-6) if options.qk_norm else None for _ in range(2))
+        self.shift = nn.Linear(width, 2 * self.key_heads, bias=False) if options.shift else None
+        self.gate = nn.Linear(width, width, bias=False) if options.output_gate else None
+        self.gate_norm = nn.RMSNorm(own, eps=1e-6) if options.output_gate else None
+        self.forget: nn.Linear | None = None
+        self.forget_bias: nn.Parameter | None = None
+        if options.forget is not None:
+            self.forget = None if options.forget == "fixed" else nn.Linear(width, heads, bias=False)
+            self.forget_bias = nn.Parameter(self._forget_biases(options.forget))
         self.reset_parameters()
+
+    def _forget_biases(self, kind: ForgetGate) -> Tensor:
+        """Return the initial bias of each head, (H,): log(m - 1) remembers m tokens."""
+        if kind == "zero":
+            return torch.zeros(self.heads)
+        shortest, longest = math.log(SHORTEST_MEMORY), math.log(LONGEST_MEMORY)
+        memories = torch.exp(torch.linspace(longest, shortest, self.heads, dtype=torch.float64))
+        return torch.log(memories - 1).float()
 
     def reset_parameters(self) -> None:
         """Scores and values of variance one, and independent, for tokens of variance one.
@@ -266,18 +382,77 @@ class Attention(nn.Module):
         for linear in (self.query, self.key_value, self.output):
             nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
             nn.init.zeros_(linear.bias)
+        for small in (self.shift, self.gate, self.forget):
+            if small is not None:
+                nn.init.normal_(small.weight, std=0.02)
         width = self.query.in_features
         if self.heads == 1:
             return
-        rows = self.key_value.weight.data.view(2, self.heads, width // self.heads, width)
-        for head in range(self.heads):
+        rows = self.key_value.weight.data.view(2, self.key_heads, width // self.heads, width)
+        for head in range(self.key_heads):
             orthogonal = nn.init.orthogonal_(rows.new_empty(2 * rows.size(2), width))
             rows[:, head] = orthogonal.view_as(rows[:, head])
 
-    def slots(self, tokens: Tensor, mask: Tensor | None = None, rotation: Rotation | None = None) -> TokenSlots:
-        """Return the slots of `tokens` (B, T, D); `mask` (B, T) is True where they are visible."""
+    def slots(
+        self,
+        tokens: Tensor,
+        mask: Tensor | None = None,
+        rotation: Rotation | None = None,
+        offsets: Tensor | None = None,
+        cache: SlotCache | None = None,
+    ) -> TokenSlots:
+        """Return the slots of `tokens` (B, T, D).
+
+        Args:
+            tokens: (B, T, D).
+            mask: (B, T), True where they are visible.
+            rotation: turns the keys.
+            offsets: (S + 1), where packed sequences begin.
+            cache: the slots of the tokens before; a shift and a forget gate go on from there.
+        """
+        if cache is not None:
+            cache.check(tokens.size(0), self.key_heads, self.forget_bias is not None)
         keys, values = (self.split_heads(part) for part in self.key_value(tokens).chunk(2, dim=-1))
-        return TokenSlots(keys if rotation is None else rotate(keys, rotation), values, mask)
+        if self.shift is not None:
+            keys, values = self._shifted(tokens, keys, values, offsets, cache)
+        if self.key_norm is not None:
+            keys = self.key_norm(keys)
+        keys = keys if rotation is None else rotate(keys, rotation)
+        return TokenSlots(keys, values, mask, self._forgotten(tokens, cache), offsets)
+
+    def _shifted(
+        self, tokens: Tensor, keys: Tensor, values: Tensor, offsets: Tensor | None, cache: SlotCache | None
+    ) -> tuple[Tensor, Tensor]:
+        """Mix each key and value with those of the token before; the first of a sequence has nothing before it."""
+        assert self.shift is not None
+        share = torch.sigmoid(self.shift(tokens)).transpose(1, 2).unsqueeze(-1)  # (B, 2 Hk, T, 1)
+        if offsets is not None:
+            first = torch.zeros(tokens.size(1) + 1, dtype=torch.bool, device=tokens.device)
+            first[offsets.to(tokens.device)] = True
+            share = share.masked_fill(first[:-1, None], 0)
+        elif cache is None or cache.last is None:
+            share = torch.cat([torch.zeros_like(share[:, :, :1]), share[:, :, 1:]], dim=2)
+        before = (None, None) if cache is None or cache.last is None else cache.last
+        if cache is not None:
+            cache.last = (keys[:, :, -1:], values[:, :, -1:])
+        mixed = []
+        for part, last, weight in zip((keys, values), before, share.chunk(2, dim=1), strict=True):
+            earlier = torch.cat([part[:, :, :1] if last is None else last, part[:, :, :-1]], dim=2)
+            mixed.append(weight * earlier + (1 - weight) * part)
+        return mixed[0], mixed[1]
+
+    def _forgotten(self, tokens: Tensor, cache: SlotCache | None) -> Tensor | None:
+        """Return the cumulative sums of log forget gates in float32, (B, H, T); None without a gate."""
+        if self.forget_bias is None:
+            return None
+        bias = self.forget_bias.double() if tokens.dtype == torch.float64 else self.forget_bias.float()
+        if self.forget is None:
+            logits = bias.expand(*tokens.shape[:2], self.heads)
+        else:
+            logits = self.forget(tokens).to(bias.dtype) + bias
+        sums = F.logsigmoid(logits).transpose(1, 2).cumsum(-1)
+        before = None if cache is None else cache.forgotten
+        return sums if before is None else before + sums
 
     def forward(
         self,
@@ -286,37 +461,45 @@ class Attention(nn.Module):
         mask: Tensor | None = None,
         cache: SlotCache | None = None,
         rotation: Rotation | None = None,
+        offsets: Tensor | None = None,
         stats: bool = False,
     ) -> SublayerOutput:
         """Read `slots` for each of x (B, T, D); without them, the slots of x itself.
 
-        For its own slots, `mask` (B, T) says which are visible, and `cache` holds those of
-        the tokens before x. A batch of given slots that is smaller than that of x by a
-        factor is shared by so many consecutive rows (the beams of one source), without
-        being repeated.
+        For its own slots, `mask` (B, T) says which are visible, `offsets` where packed
+        sequences begin, and `cache` holds those of the tokens before x. A batch of given
+        slots that is smaller than that of x by a factor is shared by so many consecutive
+        rows (the beams of one source), without being repeated.
         """
         if slots is None:
-            slots = self.slots(x, mask, rotation)
+            slots = self.slots(x, mask, rotation, offsets, cache)
             slots = slots if cache is None else cache.append(slots)
         batch, length, width = x.shape
         shared = batch // slots.keys.size(0) if batch else 1
         q = self.split_heads(self.query(x).reshape(-1, shared * length, width))
+        if self.query_norm is not None:
+            q = self.query_norm(q)
         if rotation is not None:
             q = rotate(q, rotation)
         if self.log_gamma is not None:
             q = q * self.inverse_gamma().to(q.dtype)
         read, row_stats = self.read(q, slots, stats)
-        joined = read.transpose(1, 2).reshape(batch, length, width)
-        return self.output(self.norm(joined)), row_stats
+        if self.gate is not None and self.gate_norm is not None:
+            read = self.gate_norm(read)
+        joined = self.norm(read.transpose(1, 2).reshape(batch, length, width))
+        if self.gate is not None:
+            joined = joined * torch.sigmoid(self.gate(x))
+        return self.output(joined), row_stats
 
     def inverse_gamma(self) -> Tensor:
-        """gamma as a factor on the queries: activate(s) / gamma = activate(s / gamma^(1/k))."""
+        """Return gamma as a factor on the queries: activate(s) / gamma = activate(s / gamma^(1/k))."""
         assert self.log_gamma is not None and self.read.rule.homogeneity is not None
         return torch.exp(-self.log_gamma / self.read.rule.homogeneity)[:, None, None]
 
     def split_heads(self, x: Tensor) -> Tensor:
-        """Return x (B, T, D) as (B, H, T, d): a part of the width for each head."""
-        return x.view(*x.shape[:2], self.heads, x.size(-1) // self.heads).transpose(1, 2)
+        """Return x (B, T, Hx d) as (B, Hx, T, d): a part of the width for each head."""
+        own = self.query.out_features // self.heads
+        return x.view(*x.shape[:2], x.size(-1) // own, own).transpose(1, 2)
 
 
 class Sublayer(nn.Module):
@@ -330,7 +513,7 @@ class Sublayer(nn.Module):
         self.pre_norm = pre_norm
 
     def forward(self, x: Tensor, **options: Any) -> SublayerOutput:
-        """x: (B, T, D); `options` go to the layer."""
+        """Add what the layer reads to x (B, T, D); `options` go to the layer."""
         out, stats = self.layer(self.norm(x) if self.pre_norm else x, **options)
         x = x + self.dropout(out)
         return (x if self.pre_norm else self.norm(x)), stats
@@ -347,7 +530,7 @@ class Rotation(NamedTuple):
 
 
 def _angles(first: int, length: int, width: int, device: torch.device) -> Tensor:
-    """position / 10000^(2i / width), (length, ceil(width / 2))."""
+    """Return position / 10000^(2i / width), (length, ceil(width / 2))."""
     position = torch.arange(first, first + length, device=device, dtype=torch.float32)
     exponent = torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
     return position[:, None] * torch.exp(-math.log(10_000.0) * exponent)

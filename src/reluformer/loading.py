@@ -1,24 +1,107 @@
-"""`reluformer.load`: a translator from any directory that this package writes.
+"""`reluformer.load` and `reluformer.train`: a translator from any directory that this package writes, and any recipe.
 
-The command line and Python open models with the same function. It stands above the
-integrations, because an export is read by the integration that wrote it.
+The command line and Python open models and train them with the same functions. They stand above the
+integrations and the tasks, because an export is read by the integration that wrote it, and a recipe says its task.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from reluformer import files
-from reluformer.errors import ArgumentError
+from reluformer import files, language
+from reluformer.config import read_yaml
+from reluformer.errors import ArgumentError, ConfigError, nearest
+from reluformer.language.recipe import LanguageRecipe
 from reluformer.models import CONFIG, WEIGHTS, storage
+from reluformer.training.fit import TrainingResult
+from reluformer.training.progress import TrainingProgress
 from reluformer.training.run import RunDirectory, find_run
+from reluformer.training.task import Evaluate
+from reluformer.translation import task as translation
+from reluformer.translation.native_decoder import decoder_of
+from reluformer.translation.recipe import Recipe
 from reluformer.translation.translator import Translator, load_run
 
+RECIPES: dict[str, type[Recipe] | type[LanguageRecipe]] = {"translation": Recipe, "language": LanguageRecipe}
+"""The class of a recipe by its key `task`; a recipe without one is for translation."""
 
-def load(directory: str | Path, device: str | torch.device = "cpu", **decoding: Any) -> Translator:
+
+def train(
+    recipe: Recipe | LanguageRecipe | Mapping[str, Any] | str | Path,
+    directory: str | Path | None = None,
+    *,
+    init_from: str | Path | None = None,
+    resume: bool = True,
+    progress: TrainingProgress | None = None,
+    evaluate: Evaluate | None = None,
+    prepared: str | Path | None = None,
+) -> TrainingResult:
+    """Trains the model of a recipe, or resumes the training found in `directory`.
+
+    With `training.validate_bleu` each validation of a translation model also translates and scores documents. Ctrl-C
+    ends the current update, saves a checkpoint, and returns a result with status "interrupted".
+
+    Args:
+        recipe: A recipe, its sections as a mapping, or the path of a YAML file. `task: language` trains a language
+            model.
+        directory: The run directory. Default: runs/NAME, where NAME is that of the YAML file, or runs/model.
+        init_from: The directory of a saved model to start from; it must have the same tokenizer.
+        resume: Whether to resume a run found in `directory`; otherwise it is deleted.
+        progress: The receiver of progress reports. Default: a live bar or lines on stderr.
+        evaluate: Computes more scores of the model at each validation.
+        prepared: Where the prepared corpus is, or is written to. Default: `directory`/data.
+
+    Returns:
+        How the training ended: status, steps, best validation loss, speed.
+
+    Raises:
+        ConfigError: The recipe is not valid, or does not fit the run in `directory` or the model of `init_from`.
+        DataError: The corpus cannot be read.
+        DivergedError: The loss or the gradient is not finite.
+        StorageError: The directory holds something else, or a file cannot be read or written.
+
+    Example:
+        >>> import reluformer as rf
+        >>> result = rf.train("configs/demo.yaml", "runs/demo")  # doctest: +SKIP
+        >>> rf.load("runs/demo").translate(["A document."])  # doctest: +SKIP
+    """
+    options: dict[str, Any] = {
+        "init_from": init_from,
+        "resume": resume,
+        "progress": progress,
+        "evaluate": evaluate,
+        "prepared": prepared,
+    }
+    if isinstance(recipe, Recipe):
+        return translation.train(recipe, directory, **options)
+    if isinstance(recipe, LanguageRecipe):
+        return language.train(recipe, directory, **options)
+    if recipe_class(recipe) is LanguageRecipe:
+        return language.train(recipe, directory, **options)
+    return translation.train(recipe, directory, **options)
+
+
+def recipe_class(recipe: Mapping[str, Any] | str | Path) -> type[Recipe] | type[LanguageRecipe]:
+    """Returns the class of a recipe, by its key `task`.
+
+    Raises:
+        ConfigError: There is no such task, or the file cannot be read.
+    """
+    values = recipe if isinstance(recipe, Mapping) else read_yaml(Path(recipe))
+    task = values.get("task", "translation") if isinstance(values, Mapping) else "translation"
+    if isinstance(task, str) and task in RECIPES:
+        return RECIPES[task]
+    where = "recipe" if isinstance(recipe, Mapping) else str(recipe)
+    raise ConfigError(f"{where}: task: unknown task {task!r}; {nearest(str(task), RECIPES)}")
+
+
+def load(
+    directory: str | Path, device: str | torch.device = "cpu", *, int8: bool = False, **decoding: Any
+) -> Translator:
     """Loads a translator.
 
     Args:
@@ -27,6 +110,8 @@ def load(directory: str | Path, device: str | torch.device = "cpu", **decoding: 
             run called `reluformer` in it. An unfinished run has its best weights so far, and a warning says so.
         device: The device that the model computes on; "auto" is the GPU where there is one. An ONNX export
             computes on the CPU.
+        int8: Whether to translate with weights of 8 bits, which is several times as fast on a CPU. Scores of given
+            translations and read maps keep the weights of the run.
         **decoding: Keys of `DecodingConfig` that differ from the settings of the run, such as `beam=1`.
 
     Returns:
@@ -34,7 +119,7 @@ def load(directory: str | Path, device: str | torch.device = "cpu", **decoding: 
 
     Raises:
         StorageError: The directory holds no model, another model's tokenizer, or a damaged file.
-        ArgumentError: The device does not exist, or does not suit an ONNX export.
+        ArgumentError: The device does not exist, or does not suit an ONNX export or int8 weights.
         MissingExtraError: The export needs a package that is not installed.
 
     Example:
@@ -49,11 +134,14 @@ def load(directory: str | Path, device: str | torch.device = "cpu", **decoding: 
 
         if str(device) not in ("auto", "cpu"):
             raise ArgumentError(f"device {device}: an ONNX export runs on the CPU here; leave the device out")
+        if int8:
+            raise ArgumentError("an ONNX export keeps its own weights; make it with export --to onnx --quantize int8")
         return onnx.load(directory, **decoding)
     found = _device(device)
     if _is_transformers_export(directory):
-        return _load_transformers_export(directory, found, **decoding)
-    return load_run(directory, found, **decoding)
+        translator = _load_transformers_export(directory, found, **decoding)
+        return Translator(decoder_of(translator.model, int8), translator.tokenizer, translator.config)
+    return load_run(directory, found, int8=int8, **decoding)
 
 
 def _device(device: str | torch.device) -> torch.device:
@@ -67,7 +155,7 @@ def _device(device: str | torch.device) -> torch.device:
 
 
 def _is_transformers_export(directory: Path) -> bool:
-    """Whether config.json is one of transformers; a damaged one is left to `load_run`, which names the fault."""
+    """Returns whether config.json is one of transformers; `load_run` reports a damaged one."""
     try:
         content = files.parse_json(files.read_text(directory / CONFIG))
     except (OSError, ValueError):

@@ -14,7 +14,7 @@ is left out of both and counted. Padded query rows are left out by `row_mask`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 from pydantic import Field
@@ -22,7 +22,9 @@ from torch import Tensor
 
 from reluformer.config import Config
 from reluformer.errors import ArgumentError
-from reluformer.memory import RowStats
+
+if TYPE_CHECKING:
+    from reluformer.memory import RowStats
 
 FLOOR = 1e-3
 _Value = TypeVar("_Value", Tensor, float)
@@ -56,7 +58,7 @@ class RegularizerSums(NamedTuple):
     """Live rows whose entropy exceeds the margin."""
 
     def loss(self, config: RegularizerConfig) -> Tensor:
-        """The weighted sum of both means; 0 without a live row."""
+        """Return the weighted sum of both means; 0 without a live row."""
         return config.weighted(self.normalization, self.entropy) / self.live.clamp_min(1)
 
 
@@ -115,7 +117,7 @@ def add(parts: Iterable[RegularizerSums]) -> RegularizerSums:
 
 
 def _floored_entropy(stats: RowStats, floored: Tensor) -> Tensor:
-    """log R' - (sum w log w) / R' with R' = max(R, floor); H itself above the floor."""
+    """Return log R' - (sum w log w) / R' with R' = max(R, floor); H itself above the floor."""
     live_sum = torch.where(stats.dead, torch.ones_like(stats.row_sum), stats.row_sum)
     sum_w_log_w = stats.row_sum * (live_sum.log() - stats.entropy)
     below = stats.row_sum < FLOOR

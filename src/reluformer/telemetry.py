@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from reluformer import memory
 from reluformer.errors import ArgumentError
+from reluformer.kernels import RowKeyBias, Visibility
 from reluformer.kernels.reference import RowStats, row_stats
 from reluformer.layers import Attention, FeedForward, Sublayer, TokenRead, TokenSlots
 
@@ -55,7 +56,7 @@ class ReadTelemetry:
     top_mass: list[float] | None
     """Share of the row's sum on the top 0.2 % of the slots; None below 500 slots."""
     dead_by_position: dict[str, float]
-    """Share of dead rows at positions 0, 1, 2-3, 4-7, ..."""
+    """Return the share of dead rows at positions 0, 1, 2-3, 4-7, ..."""
     query_gradient: list[float] | None = None
     """Norm of the gradient of the weights that make the queries; None for an FFN, whose queries are not made, and where
     gradients were not looked at, as with the other two."""
@@ -162,19 +163,26 @@ class Telemetry:
         rows_mask: Tensor | None,
         generator: torch.Generator,
     ) -> dict[str, Any]:
-        """Weights of sampled rows against the slots of their own batch items."""
+        """Return the weights of sampled rows against the slots of their own batch items."""
         batch, heads, queries, _ = q.shape
-        keys, values, key_mask = slots
+        keys, values, key_mask = slots.keys, slots.values, slots.mask
         items = torch.randperm(batch, generator=generator)[: max(1, self.rows // 16)].to(q.device)
         uniform = torch.randperm(queries, generator=generator)[:16]
         positions = torch.cat([uniform, _log_spaced(queries)]).to(q.device)
         real = torch.ones(len(items), len(positions), dtype=torch.bool, device=q.device)
         if rows_mask is not None:
             real = rows_mask[items][:, positions]
-        mask = None
-        if module.causal:
-            first = keys.size(2) - queries
-            mask = torch.arange(keys.size(2), device=q.device) <= (positions + first)[:, None]
+        mask = gate = None
+        if module.causal or module.window is not None or slots.offsets is not None:
+            seen = Visibility(
+                queries, keys.size(2), q.device, module.causal, window=module.window, offsets=slots.offsets
+            )
+            begin, end = (edge[positions, None] for edge in seen.ranges())
+            slot = torch.arange(keys.size(2), device=q.device)
+            mask = (slot >= begin) & (slot < end)
+        if slots.gate is not None:
+            sums = slots.gate[items].float()
+            gate = RowKeyBias(sums[:, :, positions + keys.size(2) - queries], -sums)
         weights, stats = memory.weights(
             q[items][:, :, positions].float(),
             keys[items].float(),
@@ -182,13 +190,16 @@ class Telemetry:
             key_mask=None if key_mask is None else key_mask[items],
             mask=mask,
             bias=module.bias,
+            gate=gate,
+            sink=module.sink,
+            scale=module.scale,
         )
         sampled = real.clone()
         sampled[:, len(uniform) :] = False  # the log-spaced ones only tell where rows die
-        fields = _summary(weights, stats, sampled, module.rule.name)
+        fields = read_summary(weights, stats, sampled, module.rule.name)
         fields["read_variance"] = [_variance(_some(read[:, head], rows_mask)) for head in range(heads)]
         fields["dead_by_position"] = _dead_by_position(stats.dead, real, positions)
-        fields["anisotropy"] = _anisotropy(values[items].float(), None if key_mask is None else key_mask[items])
+        fields["anisotropy"] = anisotropy(values[items].float(), None if key_mask is None else key_mask[items])
         return fields
 
     def _learned_read(
@@ -200,10 +211,10 @@ class Telemetry:
         n_visible = torch.full((1,), module.slots, device=x.device)
         stats = row_stats(weights, None, n_visible)
         sampled = torch.ones(1, weights.size(2), dtype=torch.bool, device=x.device)
-        fields = _summary(weights, stats, sampled, module.rule.name)
+        fields = read_summary(weights, stats, sampled, module.rule.name)
         fields["read_variance"] = [_variance(_some(out, rows_mask))]
         fields["dead_by_position"] = {}
-        fields["anisotropy"] = _anisotropy(module.values.weight.t()[None, None].float(), None)
+        fields["anisotropy"] = anisotropy(module.values.weight.t()[None, None].float(), None)
         return fields
 
 
@@ -216,11 +227,11 @@ def _without_grad(hook: Callable[..., None]) -> Callable[..., None]:
 
 
 def _gradient_norms(layer: Attention | FeedForward) -> tuple[list[float] | None, ...]:
-    """Into what makes queries, keys and values, head by head."""
+    """Return the norms of the gradients into queries, keys and values, head by head."""
     if isinstance(layer, FeedForward):
         return None, _norms(layer.keys.weight, 1), _norms(layer.values.weight, 1)
-    both = _norms(layer.key_value.weight, 2 * layer.heads)
-    key, value = (None, None) if both is None else (both[: layer.heads], both[layer.heads :])
+    both = _norms(layer.key_value.weight, 2 * layer.key_heads)
+    key, value = (None, None) if both is None else (both[: layer.key_heads], both[layer.key_heads :])
     return _norms(layer.query.weight, layer.heads), key, value
 
 
@@ -232,7 +243,7 @@ def _norms(weight: Tensor, parts: int) -> list[float] | None:
 
 
 def _some(x: Tensor, mask: Tensor | None) -> Tensor:
-    """At most 4 items of (B, T, D), their real rows only: (rows, D)."""
+    """Return at most 4 items of (B, T, D), their real rows only: (rows, D)."""
     x = x[:4].detach()
     return x.reshape(-1, x.size(-1)) if mask is None else x[mask[:4]]
 
@@ -242,20 +253,20 @@ def _variance(x: Tensor) -> float:
 
 
 def _log_spaced(length: int) -> Tensor:
-    """0, 1, 2, 4, 8, ... below `length`."""
+    """Return the positions 0, 1, 2, 4, 8, ... below `length`."""
     return torch.tensor([p for p in (0, *(2**i for i in range(31))) if p < length], dtype=torch.long)
 
 
 def _per_head(x: Tensor, rows: Tensor) -> list[float]:
-    """Mean over the chosen rows of x (B, H, T) for each head; nan where none is chosen."""
+    """Return the mean over the chosen rows of x (B, H, T) for each head; nan where none is chosen."""
     rows = rows.expand(x.shape)
     count = rows.sum((0, 2))
     total = torch.where(rows, x.float(), 0.0).sum((0, 2))
     return [float(t) / int(c) if c else math.nan for t, c in zip(total, count, strict=True)]
 
 
-def _summary(weights: Tensor, stats: RowStats, real: Tensor, rule: str) -> dict[str, Any]:
-    """Means over the real rows (B, T) of weights (B, H, T, Tk), head by head."""
+def read_summary(weights: Tensor, stats: RowStats, real: Tensor, rule: str) -> dict[str, Any]:
+    """Return means over the real rows (B, T) of weights (B, H, T, Tk), head by head."""
     rows = real[:, None, :]
     live = rows & ~stats.dead
     margin = stats.entropy > 0.7 * stats.n_visible.clamp_min(1).log()
@@ -279,7 +290,7 @@ def _summary(weights: Tensor, stats: RowStats, real: Tensor, rule: str) -> dict[
 
 
 def _dead_by_position(dead: Tensor, real: Tensor, positions: Tensor) -> dict[str, float]:
-    """Share of dead rows by position, in buckets that double."""
+    """Return the share of dead rows by position, in buckets that double."""
     shares = {}
     low, high = 0, 1
     while low <= int(positions.max() if len(positions) else -1):
@@ -291,8 +302,8 @@ def _dead_by_position(dead: Tensor, real: Tensor, positions: Tensor) -> dict[str
     return shares
 
 
-def _anisotropy(values: Tensor, mask: Tensor | None) -> list[float]:
-    """Mean cosine of two different values of one item, (B, H, n, d) -> one number a head."""
+def anisotropy(values: Tensor, mask: Tensor | None) -> list[float]:
+    """Return the mean cosine of two different values of one item, (B, H, n, d) -> one number a head."""
     unit = nn.functional.normalize(values, dim=-1)
     n = torch.full((values.size(0), 1), values.size(2), device=values.device)
     if mask is not None:

@@ -78,11 +78,12 @@ def test_every_rule_against_four_lines() -> None:
 
 
 def test_decoding(run: Path) -> None:
-    options = ("--cache", "70", "--batches", "1", "2", "--beams", "1", "3", "--repeats", "2")
+    options = ("--tokens", "60", "--documents", "2", "--beam", "2", "--repeats", "1")
     found = results("decoding.py", "--run", run, "--text", run / "text.txt", *options)
-    assert {(row["batch"], row["beam"]) for row in found["rows"]} == {(1, 1), (1, 3), (2, 1), (2, 3)}
-    assert {row["contestant"] for row in found["rows"]} == {"relu", "softmax twin"}
-    assert 0 <= found["zero_fraction"] <= 1
+    kinds = {(row["contestant"], row["weights"]) for row in found["rows"]}
+    assert kinds == {(name, weights) for name in ("relu", "softmax twin") for weights in ("float32", "int8")}
+    assert all(30 < tokens <= 61 for tokens in found["settings"]["source_tokens"])
+    assert all(0 <= share <= 1 for share in found["zero_fractions"].values())
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from reluformer import load, loading
 from reluformer.cli import app, translate
 from reluformer.errors import ArgumentError, ConfigError, DataError, StorageError, UnknownNameError
 from reluformer.translation import formats
+from reluformer.translation.document import Alignment, TranslatedSentence
 from reluformer.translation.formats import FillReport
-from reluformer.translation.sentence import Alignment, TranslatedSentence
 from reluformer.translation.translator import Translator
 from reluformer.translation.windows import Translation
 
@@ -82,7 +82,7 @@ def test_what_has_no_letters_is_copied_exactly(run: Path, invoke: Invoke, tmp_pa
     (tmp_path / name).write_text(text, encoding="utf-8")
     result = invoke("translate", run, tmp_path / name)
     assert result.stdout == text
-    assert "which have no letters" in result.stderr
+    assert "which hold no words" in result.stderr
 
 
 def test_the_number_of_copied_sentences_is_in_the_summary(run: Path, invoke: Invoke) -> None:
@@ -115,6 +115,12 @@ def test_options_reach_the_search(run: Path, invoke: Invoke) -> None:
     result = invoke("translate", run, *options, stdin=TEXT)
     other = load(run, beam=1, length_penalty=0.3, window_tokens="sentence", stop="beam")
     assert result.stdout == other.translate([TEXT])[0]
+
+
+def test_int8_weights(run: Path, invoke: Invoke) -> None:
+    quantised = load(run, int8=True)
+    assert quantised.decoder.int8 and quantised.model is quantised.decoder.model
+    assert invoke("translate", run, "--int8", stdin=TEXT).stdout == quantised.translate([TEXT])[0]
 
 
 def test_streaming_gives_the_same_text(run: Path, invoke: Invoke, translator: Translator) -> None:

@@ -5,6 +5,9 @@
 Every input is used in a process of its own kind, which is killed after 5 seconds. A finding is an exception that is
 no `ReluformerError`, a crash, a hang, or more than 500 MB. Its files are kept in build/fuzz/KIND-SEED-NUMBER; a
 finding that was fixed belongs into tests/fuzz/cases, where the tests use it again.
+
+`--out FILE` keeps a summary as JSON. The same command then resumes each kind where it stopped, as long as the
+seed and the commit are the same.
 """
 
 from __future__ import annotations
@@ -22,8 +25,10 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -33,14 +38,105 @@ import inputs
 import targets
 import torch
 
+from reluformer import environment
 from reluformer.errors import ReluformerError
+from reluformer.files import write_json
 
 SECONDS = 5.0
 MEGABYTES = 500
+_COMMAND = "python tests/fuzz/campaign.py --inputs 20000 --out FILE"
+GOOD = ("ok", "refused")
+_SAVE_EVERY = 500
+"""The summary is written after so many inputs."""
+_PIECES = {"kills": 20, "requests": 1000}
+"""The summary is written after so many kills or right answers."""
 _TICK, _PATIENCE = 0.1, 6
 """Seconds between two looks at a process, and how many times the limit it may wait without using a processor."""
 FORK = multiprocessing.get_context("fork")
 """A fork has everything imported, so that a killed process costs milliseconds."""
+
+
+class Outcome(NamedTuple):
+    """What became of one input."""
+
+    result: str
+    """"ok", "refused", or what went wrong."""
+    seconds: float = 0.0
+    """Processor time."""
+    megabytes: float = 0.0
+    """How much the peak of the process rose."""
+
+
+@dataclass
+class Tally:
+    """What became of all inputs of a kind."""
+
+    seed: int
+    commit: str | None
+    inputs: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    findings: list[dict[str, Any]] = field(default_factory=list)
+    slowest: dict[str, Any] = field(default_factory=lambda: {"seconds": 0.0, "number": None})
+    largest: dict[str, Any] = field(default_factory=lambda: {"megabytes": 0.0, "number": None})
+
+    def add(self, outcome: Outcome) -> None:
+        """Counts the next input."""
+        good = outcome.result in GOOD
+        self.outcomes[outcome.result if good else "findings"] += 1
+        if not good:
+            self.findings.append({"number": self.inputs, "what": outcome.result})
+        if outcome.seconds > self.slowest["seconds"]:
+            self.slowest = {"seconds": round(outcome.seconds, 3), "number": self.inputs}
+        if outcome.megabytes > self.largest["megabytes"]:
+            self.largest = {"megabytes": round(outcome.megabytes), "number": self.inputs}
+        self.inputs += 1
+
+    def include(self, counts: Counter[str], inputs: int) -> None:
+        """Adds the counts of killed trainings or of requests, of which there were `inputs`."""
+        self.inputs += inputs
+        for name, count in counts.items():
+            if name.startswith("FINDING"):
+                self.findings.append({"what": name.removeprefix("FINDING "), "count": count})
+                self.outcomes["findings"] += count
+            else:
+                self.outcomes[name] += count
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the tally as plain data."""
+        of_inputs = {"slowest": self.slowest, "largest": self.largest}
+        measured = of_inputs if self.slowest["number"] is not None else {}
+        known = {"seed": self.seed, "commit": self.commit, "inputs": self.inputs, "outcomes": dict(self.outcomes)}
+        return {**known, **measured, "findings": self.findings}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Tally:
+        """Reads what `to_json` wrote."""
+        return cls(**{**data, "outcomes": Counter(data["outcomes"])})
+
+
+class Summary:
+    """The tallies of all kinds, and the file that keeps them."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._kinds: dict[str, Any] = {}
+        if path is not None and path.is_file():
+            self._kinds = json.loads(path.read_text(encoding="utf-8"))["kinds"]
+
+    def tally(self, kind: str, seed: int) -> Tally:
+        """Returns the tally of a kind: the one that the file has of this seed and commit, or a new one."""
+        known, commit = self._kinds.get(kind), environment.commit()
+        if known is not None and (known["seed"], known["commit"]) == (seed, commit):
+            return Tally.from_json(known)
+        return Tally(seed, commit)
+
+    def keep(self, kind: str, tally: Tally) -> None:
+        """Writes the file."""
+        self._kinds[kind] = tally.to_json()
+        if self._path is not None:
+            limits = {"seconds": SECONDS, "megabytes": MEGABYTES}
+            machine = environment.circumstances()
+            write_json(self._path, {"command": _COMMAND, "limits": limits, "machine": machine, "kinds": self._kinds})
 
 
 def write(files: inputs.Files, directory: Path) -> None:
@@ -55,9 +151,9 @@ def write(files: inputs.Files, directory: Path) -> None:
             path.write_bytes(content)
 
 
-def outcome(kind: str, directory: Path, base: Path) -> str:
-    """Uses one input; returns "ok", "refused", or what went wrong."""
-    before = _reset_peak()
+def outcome(kind: str, directory: Path, base: Path) -> Outcome:
+    """Uses one input."""
+    before, started = _reset_peak(), time.process_time()
     try:
         targets.TARGETS[kind](directory, base)
         result = "ok"
@@ -66,8 +162,8 @@ def outcome(kind: str, directory: Path, base: Path) -> str:
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         result = f"{type(error).__name__} in {Path(frame.filename).name}:{frame.lineno}: {str(error)[:200]}"
-    grown = (_peak() - before) / 2**20
-    return f"took {grown:.0f} MB" if grown > MEGABYTES else result
+    seconds, grown = time.process_time() - started, (_peak() - before) / 2**20
+    return Outcome(f"took {grown:.0f} MB" if grown > MEGABYTES else result, seconds, grown)
 
 
 def _reset_peak() -> int:
@@ -95,10 +191,18 @@ def _processor_seconds(process: int | None) -> float:
 
 
 class Worker:
-    """A process that uses inputs; it is killed when one takes too long, and started again."""
+    """A process that makes and uses inputs; it is killed when one takes too long, and started again.
 
-    def __init__(self, kind: str, base: Path) -> None:
-        self.kind, self.base = kind, base
+    Args:
+        kind: The kind of its inputs.
+        base: The run of a tiny model.
+        place: The folder that it writes inputs to.
+    """
+
+    def __init__(self, kind: str, base: Path, place: Path) -> None:
+        self.kind, self.base, self.place = kind, base, place
+        self.whole = base_files(kind, base)
+        """The whole files that its inputs are made from."""
         self._start()
 
     def _start(self) -> None:
@@ -110,21 +214,37 @@ class Worker:
     def _serve(self, connection: Connection) -> None:
         torch.set_num_threads(1)
         while True:
-            connection.send(outcome(self.kind, Path(connection.recv()), self.base))
+            seed, first, stop = connection.recv()
+            for number in range(first, stop):
+                if seed is not None:
+                    write(inputs.make(self.kind, self.whole, seed, number), self.place)
+                connection.send(outcome(self.kind, self.place, self.base))
 
-    def use(self, directory: Path, seconds: float = SECONDS) -> str:
-        """Returns the outcome of an input, also when it hangs or kills the process."""
+    def outcomes(self, seed: int, first: int, stop: int) -> Iterator[Outcome]:
+        """Yields the outcome of each of these inputs, also when one hangs or kills the process."""
+        while first < stop:
+            process = self._process
+            self._connection.send((seed, first, stop))
+            while first < stop and process is self._process:
+                yield self._next(SECONDS)
+                first += 1
+
+    def use(self, seconds: float = SECONDS) -> Outcome:
+        """Returns the outcome of the input that stands in `place`."""
+        self._connection.send((None, 0, 1))
+        return self._next(seconds)
+
+    def _next(self, seconds: float) -> Outcome:
         try:
-            self._connection.send(str(directory))
             if self._answers(seconds):
-                return str(self._connection.recv())
+                return Outcome(*self._connection.recv())
             result = f"hangs for more than {seconds:g} s"
         except (EOFError, OSError):
             self._process.join(1)
             result = f"killed the process, exit code {self._process.exitcode}"
         self.close()
         self._start()
-        return result
+        return Outcome(result)
 
     def _answers(self, seconds: float) -> bool:
         """Waits for an answer. Time counts while this process runs, and on a busy machine also that of the other."""
@@ -163,25 +283,43 @@ def base_files(kind: str, base: Path) -> inputs.Files:
     return inputs.read_files(base) if kind == "runs" else {}
 
 
-def fuzz(kind: str, base: Path, place: Path, seed: int, most: int, until: float, kept: Path | None) -> Counter[str]:
-    """Uses up to `most` inputs of a kind until a time of `time.monotonic`; returns how often each outcome occurred."""
-    worker, whole, counts = Worker(kind, base), base_files(kind, base), Counter[str]()
+def fuzz(
+    kind: str, base: Path, place: Path, tally: Tally, most: int, until: float, kept: Path | None, summary: Summary
+) -> None:
+    """Uses inputs of a kind until the tally has `most`, or until a time of `time.monotonic`."""
+    worker = Worker(kind, base, place)
     try:
-        for number in range(most):
-            if time.monotonic() > until:
-                break
-            files = inputs.make(kind, whole, seed, number)
-            write(files, place)
-            result = worker.use(place)
-            counts[result if result in ("ok", "refused") else f"FINDING {result}"] += 1
-            if result not in ("ok", "refused"):
-                print(f"  {kind} {seed} {number}: {result}", flush=True)
-                if kept is not None:
-                    changed = {name: content for name, content in files.items() if content != whole.get(name)}
-                    write(changed, kept / f"{kind}-{seed}-{number}")
+        while tally.inputs < most and time.monotonic() < until:
+            for found in worker.outcomes(tally.seed, tally.inputs, min(most, tally.inputs + _SAVE_EVERY)):
+                if found.result not in GOOD:
+                    name = f"{kind}-{tally.seed}-{tally.inputs}"
+                    print(f"  {name}: {found.result}", flush=True)
+                    if kept is not None:
+                        files = inputs.make(kind, worker.whole, tally.seed, tally.inputs)
+                        changed = {key: content for key, content in files.items() if content != worker.whole.get(key)}
+                        write(changed, kept / name)
+                tally.add(found)
+            summary.keep(kind, tally)
     finally:
         worker.close()
-    return counts
+        summary.keep(kind, tally)
+
+
+def disturb(kind: str, base: Path, place: Path, tally: Tally, most: int, until: float, summary: Summary) -> None:
+    """Kills trainings or asks servers, in pieces, until the tally has `most` kills or right answers."""
+    while tally.inputs < most and time.monotonic() < until:
+        seed, piece = f"{tally.seed} {tally.inputs}", min(most - tally.inputs, _PIECES[kind])
+        if kind == "kills":
+            from kills import kill_trainings
+
+            counts = kill_trainings(place, seed, piece, until)
+            tally.include(counts, counts["kills"])
+        else:
+            from clients import ask_server
+
+            counts = ask_server(base, seed, piece, until)
+            tally.include(counts, counts["right"])
+        summary.keep(kind, tally)
 
 
 def main() -> None:
@@ -193,28 +331,23 @@ def main() -> None:
     parser.add_argument("--inputs", type=int, default=10**9, help="the most inputs of each kind")
     parser.add_argument("--kinds", nargs="+", choices=everything, default=everything)
     parser.add_argument("--keep", type=Path, default=Path("build/fuzz"), help="where findings are kept")
+    parser.add_argument("--out", type=Path, help="a summary as JSON, from which the campaign resumes")
     options = parser.parse_args()
-    found = False
+    found, summary = False, Summary(options.out)
     with workplace() as (place, base):
         for done, kind in enumerate(options.kinds):
             if done == 0:
                 end = time.monotonic() + 60 * options.minutes
             now = time.monotonic()
             until = now + (end - now) / (len(options.kinds) - done)
-            if kind == "kills":
-                from kills import kill_trainings
-
-                counts = kill_trainings(place, options.seed, options.inputs, until)
-            elif kind == "requests":
-                from clients import ask_server
-
-                counts = ask_server(base, options.seed, options.inputs, until)
+            tally = summary.tally(kind, options.seed)
+            if kind in inputs.KINDS:
+                fuzz(kind, base, place, tally, options.inputs, until, options.keep, summary)
             else:
-                counts = fuzz(kind, base, place, options.seed, options.inputs, until, options.keep)
+                disturb(kind, base, place, tally, options.inputs, until, summary)
             shutil.rmtree(place, ignore_errors=True)
-            found |= any(name.startswith("FINDING") for name in counts)
-            line = {"kind": kind, "seed": options.seed, "seconds": round(time.monotonic() - now), **counts}
-            print(json.dumps(line), flush=True)
+            found |= bool(tally.findings)
+            print(json.dumps({"kind": kind, "seconds": round(time.monotonic() - now), **tally.to_json()}), flush=True)
     sys.exit(found)
 
 

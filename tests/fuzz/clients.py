@@ -65,7 +65,7 @@ class Server:
 class Campaign:
     """Good clients that share one stream of requests, and a bad one."""
 
-    def __init__(self, run: Path, seed: int, most: int, until: float) -> None:
+    def __init__(self, run: Path, seed: str, most: int, until: float) -> None:
         draw = random.Random(seed)
         self.texts = [" ".join(draw.choices(WORDS, k=draw.randint(1, 12))).capitalize() + "." for _ in range(40)]
         translator = rf.load(run, beam=1)
@@ -174,7 +174,7 @@ def _slowly(connection: http.client.HTTPConnection, body: bytes, draw: random.Ra
     return response.status, answer
 
 
-def ask_server(run: Path, seed: int, most: int, until: float) -> Counter[str]:
+def ask_server(run: Path, seed: str, most: int, until: float) -> Counter[str]:
     """Asks servers of a run for translations, until there were `most` answers or the time is over.
 
     Args:

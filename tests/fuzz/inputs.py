@@ -39,9 +39,15 @@ DOCUMENTS = {
     "|a|b|\n|-|-|\n|c \\| d|e|\n\n> quote  \n> on\n",
     "a.html": f"<!doctype html><p class='x'>{PARAGRAPH}</p><pre>code</pre><ul><li>One<li>Two &amp; <i>three</i></ul>",
     "a.tsv": "A cat.\tEine Katze.\nA dog.\t\n\nOne more.\n",
+    "a.csv": 'source,target\nA cat.,Eine Katze.\n"A dog, too.",\n,\n"It ""ran""\nhome.",,note\n',
+    "a.srt": "1\n00:00:01,000 --> 00:00:02,500\n<i>A cat</i> ran\nhome. {\\an8}It is new.\n\n"
+    "2\n00:00:03,000 --> 00:00:04,000 X1:5\n- A dog?\n- 1,234\n",
+    "a.vtt": "WEBVTT\n\nNOTE a\n\nSTYLE\n::cue {}\n\n"
+    "x\n00:01.000 --> 00:02.000 line:0\n<v Anna>A cat &amp; <00:01.500>a dog.\n",
     "a.jsonl": '{"id": "d1", "src": ["A cat.", "It ran."]}\n{"id": "d2", "src": ["A dog."], "tgt": ["Ein Hund."]}\n',
     "a.tmx": '<?xml version="1.0"?><tmx version="1.4"><header/><body>'
-    f'<tu><tuv xml:lang="en"><seg>{XML}</seg></tuv></tu></body></tmx>',
+    f'<tu><tuv xml:lang="en"><seg>{XML}</seg></tuv></tu>'
+    '<tu><tuv xml:lang="en"><seg>A <bpt i="1">[b]</bpt>new<ept i="1"/> <ph x="2"/> coat.</seg></tuv></tu></body></tmx>',
     "a.xlf": '<xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2">'
     '<file source-language="en" target-language="de" datatype="plaintext" original="x"><body>'
     f'<trans-unit id="1"><source>{XML} <g id="1">Here</g></source></trans-unit></body></file></xliff>',
@@ -56,6 +62,7 @@ CORPORA = {
     "a.src": "A cat.\nIt ran.\n\nA dog.\n",
     "a.tgt": "Eine Katze.\nSie lief.\n\nEin Hund.\n",
     "a.tsv": "A cat.\tEine Katze.\nIt ran.\tSie lief.\n\nA dog.\tEin Hund.\n",
+    "a.csv": 'source,target\nA cat.,Eine Katze.\n"A dog, too.",Ein Hund.\n,\n"It ""ran"".","Er\nlief."\n',
     "a.jsonl": '{"id": "d1", "src": ["A cat.", "It ran."], "tgt": ["Eine Katze.", "Sie lief."]}\n' * 3,
     "a.tmx": DOCUMENTS["a.tmx"].replace("</tu>", '<tuv xml:lang="de"><seg>Ein Mantel.</seg></tuv></tu>'),
     "a.xlf": DOCUMENTS["a.xlf"].replace("</source>", "</source><target>Ein Mantel.</target>"),
@@ -103,6 +110,19 @@ def mutated_text(content: bytes, draw: random.Random) -> bytes:
         piece = draw.choice((*BITS, *WORDS)) * draw.choice((1, 1, 1, 2, 30, 3000))
         text = text[:place] + draw.choice((piece, "", text[place:end] * 3)) + text[end:]
     return text.encode("utf-8", "replace")
+
+
+def mutated_inside(content: bytes, draw: random.Random) -> bytes:
+    """Returns a text with pieces of one line inside of its lines, so that the sides of a corpus still match."""
+    lines = content.decode("utf-8", "replace").split("\n")
+    for _ in range(draw.choice((1, 1, 2, 5))):
+        number = draw.randrange(len(lines))
+        line = lines[number]
+        place = draw.randrange(len(line) + 1)
+        piece = draw.choice((*BITS, *WORDS)) * draw.choice((1, 1, 1, 2, 30, 3000))
+        piece = "".join(sign for sign in piece if sign not in '\n\r\t"<,')
+        lines[number] = line[:place] + draw.choice((piece, piece, line[place : place + 9] * 3)) + line[place:]
+    return "\n".join(lines).encode("utf-8", "replace")
 
 
 def mutated_value(value: Any, draw: random.Random) -> Any:
@@ -178,7 +198,7 @@ def recipe(base: Files, draw: random.Random) -> Files:
     else:
         text = dump(mutated_value(yaml.safe_load(RECIPE), draw))  # JSON is YAML
     overrides = list(OVERRIDES)
-    for _ in range(draw.randrange(3)):
+    for _ in range(draw.choice((0, 0, 1, 2))):
         overrides.append(mutated_text(draw.choice(OVERRIDES).encode(), draw).decode("utf-8", "replace"))
         key = draw.choice(OVERRIDES).partition("=")[0]
         overrides.append(f"{key}={dump(draw.choice((*NUMBERS, *WORDS))).decode()}")
@@ -209,12 +229,67 @@ def run(base: Files, draw: random.Random) -> Files:
     return {**base, name: None if draw.random() < 0.01 else change(content, draw)}
 
 
+BODIES: dict[str, dict[str, Any]] = {
+    "/translate": {"q": [PARAGRAPH, "1,234"], "source": "en", "target": "de", "format": "html", "alternatives": 1},
+    "/translate/stream": {"q": PARAGRAPH, "source": "auto", "target": "de", "format": "html"},
+    "/translate_file": {"source": "en", "target": "de", "api_key": "x"},
+    "/detect": {"q": PARAGRAPH},
+    "/inspect": {"q": XML, "text": ["Ein Mantel.", "Er ist neu."], "attention": "encoder"},
+}
+"""A good body of each route of the server."""
+
+
+def body(base: Files, draw: random.Random) -> Files:
+    """Returns a request to the server: its route and content type, and its body as JSON or as a form."""
+    from urllib.parse import urlencode
+
+    route = draw.choice(list(BODIES))
+    values = BODIES[route] if draw.random() < 0.3 else mutated_value(BODIES[route], draw)
+    kind = "form" if route == "/translate_file" else draw.choice(("json", "json", "json", "form", "fields"))
+    if not isinstance(values, dict):
+        kind = "json"
+    boundary = draw.choice(("x", "x", "x", "", "--", "y" * 200))
+    head = {"json": "application/json", "fields": "application/x-www-form-urlencoded"}
+    if kind == "json":
+        content = dump(values) if draw.random() < 0.8 else mutated_json(dump(BODIES[route]), draw)
+    elif kind == "fields":
+        pairs = [(_field(key)[:99], _field(value)) for key, value in values.items()]
+        content = urlencode(pairs * draw.choice((1, 1, 40))).encode()
+    else:
+        content = _multipart(values, boundary, document({}, draw), draw)
+    if kind != "json" and draw.random() < 0.3:
+        content = mutated_bytes(content, draw)
+    head["form"] = f"multipart/form-data; boundary={boundary}"
+    request = {"route": route, "type": head[kind] if draw.random() < 0.97 else draw.choice((*WORDS, *BITS))}
+    return {"request.json": json.dumps(request).encode(), "body": content}
+
+
+def _field(value: Any) -> bytes:
+    """Returns a value as a form would send it."""
+    return (value if isinstance(value, str) else dump(value).decode())[:9999].encode("utf-8", "replace")
+
+
+def _multipart(values: dict[str, Any], boundary: str, files: Files, draw: random.Random) -> bytes:
+    """Returns a form with a file, whose bytes are those of a document."""
+    pieces = []
+    for key, value in values.items():
+        name = _field(key)[:99]
+        pieces.append(b'Content-Disposition: form-data; name="' + name + b'"\r\n\r\n' + _field(value))
+    for name, content in files.items():
+        shown = name if draw.random() < 0.8 else draw.choice(WORDS) + name
+        head = f'Content-Disposition: form-data; name="file"; filename="{shown}"\r\n\r\n'
+        pieces.append(head.encode("utf-8", "replace") + (content or b""))
+    mark = b"--" + boundary.encode()
+    return b"".join(mark + b"\r\n" + piece + b"\r\n" for piece in pieces) + mark + b"--\r\n"
+
+
 KINDS: dict[str, Callable[[Files, random.Random], Files]] = {
     "documents": document,
     "corpora": corpus,
     "recipes": recipe,
     "models": model,
     "runs": run,
+    "bodies": body,
 }
 
 
@@ -232,7 +307,9 @@ def read_files(directory: Path) -> Files:
 
 def _several(content: bytes, draw: random.Random) -> bytes:
     for _ in range(draw.choice((1, 1, 2, 4))):
-        content = draw.choice((mutated_text, mutated_text, mutated_bytes))(content, draw)
+        content = draw.choice((mutated_inside, mutated_inside, mutated_text, mutated_text, mutated_bytes))(
+            content, draw
+        )
     return content
 
 

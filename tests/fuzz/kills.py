@@ -48,7 +48,7 @@ def _end_of(directory: Path) -> tuple[bytes, list[tuple[int, float]]]:
     return (directory / "model.safetensors").read_bytes(), [(event["step"], event["loss"]) for event in events]
 
 
-def kill_trainings(place: Path, seed: int, most: int, until: float) -> Counter[str]:
+def kill_trainings(place: Path, seed: str, most: int, until: float) -> Counter[str]:
     """Kills trainings until there were `most` kills or the time is over.
 
     Args:

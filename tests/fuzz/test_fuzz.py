@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -26,9 +28,11 @@ def campaign() -> Iterator[ModuleType]:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     path = list(sys.path)
+    sys.modules[spec.name] = module  # dataclasses look there for the module of their types
     spec.loader.exec_module(module)
     yield module
     sys.path[:] = path
+    del sys.modules[spec.name]
 
 
 @pytest.fixture(scope="module")
@@ -38,19 +42,19 @@ def base(campaign: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path
     return directory
 
 
-@pytest.mark.parametrize("kind", ["documents", "corpora", "recipes", "models", "runs"])
+@pytest.mark.parametrize("kind", ["documents", "corpora", "recipes", "models", "runs", "bodies"])
 def test_damaged_input_works_or_is_refused(campaign: ModuleType, base: Path, tmp_path: Path, kind: str) -> None:
     whole = campaign.base_files(kind, base)
     for number in range(INPUTS):
         campaign.write(campaign.inputs.make(kind, whole, 0, number), tmp_path / "input")
-        found = campaign.outcome(kind, tmp_path / "input", base)
-        assert found in ("ok", "refused"), f"python tests/fuzz/campaign.py --kinds {kind}: number {number}"
+        found = campaign.outcome(kind, tmp_path / "input", base).result
+        assert found in campaign.GOOD, f"python tests/fuzz/campaign.py --kinds {kind}: number {number}"
 
 
 @pytest.mark.parametrize("kind", ["models", "runs"])
 def test_whole_files_are_no_finding(campaign: ModuleType, base: Path, tmp_path: Path, kind: str) -> None:
     campaign.write(campaign.base_files(kind, base), tmp_path / "input")
-    assert campaign.outcome(kind, tmp_path / "input", base) == "ok"
+    assert campaign.outcome(kind, tmp_path / "input", base).result == "ok"
 
 
 def test_the_same_seed_gives_the_same_input(campaign: ModuleType, base: Path) -> None:
@@ -65,9 +69,9 @@ def test_a_finding_does_not_come_back(campaign: ModuleType, base: Path, tmp_path
     kind = case.name.partition("-")[0]
     files = {**campaign.base_files(kind, base), **campaign.inputs.read_files(case)}
     campaign.write(files, tmp_path / "input")
-    worker = campaign.Worker(kind, base)
+    worker = campaign.Worker(kind, base, tmp_path / "input")
     try:
-        assert worker.use(tmp_path / "input", SECONDS) in ("ok", "refused")
+        assert worker.use(SECONDS).result in campaign.GOOD
     finally:
         worker.close()
 
@@ -79,6 +83,22 @@ def test_a_finding_is_noticed(
         raise KeyError("x")
 
     monkeypatch.setitem(campaign.targets.TARGETS, "documents", fail)
-    counts = campaign.fuzz("documents", base, tmp_path / "input", 0, 2, float("inf"), tmp_path / "kept")
-    assert sum(counts.values()) == 2 and all(name.startswith("FINDING KeyError in ") for name in counts)
+    tally, summary = campaign.Tally(0, None), campaign.Summary(None)
+    campaign.fuzz("documents", base, tmp_path / "input", tally, 2, float("inf"), tmp_path / "kept", summary)
+    assert tally.outcomes == {"findings": 2} and tally.inputs == 2
+    assert [finding["number"] for finding in tally.findings] == [0, 1]
+    assert all(finding["what"].startswith("KeyError in ") for finding in tally.findings)
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["documents-0-0", "documents-0-1"]
+
+
+def test_a_campaign_resumes_from_its_summary(campaign: ModuleType, base: Path, tmp_path: Path) -> None:
+    def fuzz(path: Path, most: int) -> Any:
+        summary = campaign.Summary(path)
+        tally = summary.tally("recipes", 5)
+        campaign.fuzz("recipes", base, tmp_path / "input", tally, most, float("inf"), None, summary)
+        return json.loads(path.read_text(encoding="utf-8"))["kinds"]["recipes"]
+
+    assert fuzz(tmp_path / "a.json", 3)["inputs"] == 3
+    resumed, whole = fuzz(tmp_path / "a.json", 8), fuzz(tmp_path / "b.json", 8)
+    assert resumed["outcomes"] == whole["outcomes"] and sum(resumed["outcomes"].values()) == resumed["inputs"] == 8
+    assert campaign.Summary(tmp_path / "a.json").tally("recipes", 6).inputs == 0

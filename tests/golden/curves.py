@@ -2,6 +2,8 @@
 
     python tests/golden/curves.py > curves.json
 
+Training computes in float64: in float32 the rounding of another processor grows within 30 updates to more than 1e-5.
+
 The package that Python imports is the one that is measured: `compare.py` sets PYTHONPATH to another checkout.
 Only the command line, the files of a run directory and `reluformer.read` are used, which all versions share.
 """
@@ -27,6 +29,7 @@ TRAINED = ("loss", "nll", "grad_norm", "tokens", "lr", "regularizer")
 def main() -> None:
     """Print the curves and translations of all recipes."""
     torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
     force_reference()
     with TemporaryDirectory() as directory:
         found = {name: measure(name, Path(directory)) for name in RECIPES}
@@ -71,8 +74,16 @@ def measure(name: str, directory: Path) -> dict[str, Any]:
 
 
 def translations(model: Path, documents: Path = DOCUMENTS) -> list[dict[str, Any]]:
-    """Return the best translation of each document as the search finds it, with its score."""
-    found = call("translate", model, documents, "--json", "--set", "check_alignment=false")
+    """Return the best translation of each document as the search finds it, with its score.
+
+    A version that checks which sentences a translation read leaves the check out; earlier ones do not know its key.
+    """
+    try:
+        found = call("translate", model, documents, "--json", "--set", "check_alignment=false")
+    except SystemExit as error:
+        if "unknown key 'check_alignment'" not in str(error):
+            raise
+        found = call("translate", model, documents, "--json")
     listed = json.loads(found)["documents"]
     assert listed, f"{documents}: holds no documents"
     return [document["translations"][0] for document in listed]

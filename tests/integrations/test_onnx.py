@@ -28,8 +28,8 @@ pytest.importorskip("onnxscript", reason="needs the extra onnx: pip install 'rel
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx: pip install 'reluformer[onnx]'")
 pytest.importorskip("onnxruntime", reason="needs the extra onnx: pip install 'reluformer[onnx]'")
 
-from reluformer.integrations.onnx import export, runtime  # noqa: E402
-from reluformer.integrations.onnx.export import EncoderGraph  # noqa: E402
+from reluformer.integrations.onnx import graphs, runtime  # noqa: E402
+from reluformer.integrations.onnx.graphs import EncoderGraph  # noqa: E402
 
 TEXT = "The cat saw a dog. It ran home because night was near.\n\n The dog was near a cat and it saw home.\n"
 WORDS = ["the", "cat", "saw", "a", "dog", "and", "it", "ran", "home", "because", "night", "was", "near"]
@@ -109,7 +109,7 @@ def copy(export_of: Callable[[str], Path], tmp_path: Path) -> Path:
 def test_steps_give_the_models_numbers(name: str, run: Any, export_of: Any) -> None:
     """A prefix, branching, reordering, and sources that leave the batch."""
     model = load_run(run(name)).model
-    both = [TorchStepper(model), exported.load(export_of(name)).stepper]
+    both = [TorchStepper(model), exported.load(export_of(name)).decoder]
     generator = torch.Generator().manual_seed(0)
 
     def tokens(*shape: int) -> torch.Tensor:
@@ -147,7 +147,7 @@ def test_documents_come_out_the_same(name: str, run: Any, export_of: Any) -> Non
 
 
 def test_a_source_does_not_depend_on_its_neighbours(export_of: Any) -> None:
-    graphs = exported.load(export_of("additive")).stepper
+    graphs = exported.load(export_of("additive")).decoder
     source = torch.randint(5, 200, (4, 6), generator=torch.Generator().manual_seed(3))
     config = DecodingConfig(beam=3, length_offset=4, length_ratio=0.1)
     together = beam_search(graphs, source, MASK, config=config)
@@ -171,7 +171,7 @@ def test_the_graphs_have_documented_inputs_and_no_operators_of_ours(export_of: A
         onnx.checker.check_model(model, full_check=True)
         assert [entry.name for entry in model.graph.input] == inputs
         assert [entry.name for entry in model.graph.output] == outputs
-        assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", export.DEFAULT_OPSET)]
+        assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", graphs.DEFAULT_OPSET)]
     shapes = {entry.name: _shape(entry) for entry in model.graph.input}
     assert shapes["tokens"] == ["batch", "beams", "new"]
     assert shapes["cross_value_1"] == ["batch", 2, "source", 8]
@@ -184,7 +184,7 @@ def _shape(entry: Any) -> list[str | int]:
 
 def test_the_highest_opset_is_written_and_computes_the_same(run: Any, tmp_path: Path) -> None:
     model = load_run(run("simplex")).model
-    export.trace(EncoderGraph(model), tmp_path / "encoder.onnx", export.OPSETS[-1])
+    graphs.trace(EncoderGraph(model), tmp_path / "encoder.onnx", graphs.OPSETS[-1])
     source = torch.arange(12).view(2, 6)
     found = runtime.session_of(tmp_path / "encoder.onnx").run(
         None, {"source": source.numpy(), "mask": MASK[:2].numpy()}
@@ -205,7 +205,7 @@ def test_int8_makes_the_linear_layers_integer_and_the_files_smaller(
             shutil.copy(traced / name, directory)
         return 0.0
 
-    monkeypatch.setattr(export, "_write_graphs", take_traced)
+    monkeypatch.setattr(graphs, "write_graphs", take_traced)
     out = tmp_path / "int8"
     report = exported.export_run(run("additive"), out, quantize="int8", opset=None, force=False)
     assert report["quantize"] == runtime.read_manifest(out).quantize == "int8"
@@ -275,7 +275,7 @@ def test_an_export_only_translates(export_of: Any) -> None:
 
 
 def test_ids_outside_the_vocabulary_are_refused(export_of: Any) -> None:
-    graphs = exported.load(export_of("simplex")).stepper
+    graphs = exported.load(export_of("simplex")).decoder
     for ids in ([[5, -1]], [[5, 10_000]]):
         with pytest.raises(ArgumentError, match="use the tokenizer of the export"):
             graphs.begin(torch.tensor(ids), None, torch.tensor([[1]]))
@@ -308,9 +308,15 @@ def test_nothing_else_is_overwritten(run: Any, copy: Path, tmp_path: Path) -> No
     assert runtime.is_export(copy) and (tmp_path / "file").read_text(encoding="utf-8") == "mine"
 
 
+def test_a_model_that_counts_sentences_is_refused() -> None:
+    model = ReLUFormer(ModelConfig(vocab_size=40, width=16, heads=2, slots=8, separator=3))
+    with pytest.raises(ArgumentError, match=r"counts sentences \(separator=3\).*use --to hf"):
+        graphs.check_exportable(Path("run"), model)
+
+
 def test_wrong_graphs_are_never_written(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "trace", lambda graph, path, opset: path.write_bytes(b""))
-    monkeypatch.setattr(export, "largest_difference", lambda model, encoder, decoder: (0.5, 3.0))
+    monkeypatch.setattr(graphs, "trace", lambda graph, path, opset: path.write_bytes(b""))
+    monkeypatch.setattr(graphs, "largest_difference", lambda model, encoder, decoder: (0.5, 3.0))
     with pytest.raises(
         ArgumentError, match=r"rules entmax15, softmax, .* differ from PyTorch by 5\.0e-01.*use --to hf$"
     ):
@@ -322,8 +328,8 @@ def test_a_refused_export_leaves_the_one_that_it_was_to_replace(
     run: Any, copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = {path.name: path.read_bytes() for path in copy.iterdir()}
-    monkeypatch.setattr(export, "trace", lambda graph, path, opset: path.write_bytes(b""))
-    monkeypatch.setattr(export, "largest_difference", lambda model, encoder, decoder: (0.5, 3.0))
+    monkeypatch.setattr(graphs, "trace", lambda graph, path, opset: path.write_bytes(b""))
+    monkeypatch.setattr(graphs, "largest_difference", lambda model, encoder, decoder: (0.5, 3.0))
     with pytest.raises(ArgumentError, match="differ from PyTorch"):
         exported.export_run(run("simplex"), copy, force=True)
     assert {path.name: path.read_bytes() for path in copy.iterdir()} == before
@@ -340,7 +346,7 @@ def test_a_rule_that_onnx_cannot_express_is_named(
 
     config = ModelConfig(vocab_size=tokenizer.vocab_size, width=16, heads=2, encoder_layers=1, decoder_layers=1)
     model = ReLUFormer(config.replace(encoder_attention=Branching())).eval()
-    monkeypatch.setattr(export, "load_run", lambda run: Translator(model, tokenizer))
+    monkeypatch.setattr(graphs, "load_run", lambda run: Translator(model, tokenizer))
     with pytest.raises(ArgumentError, match=r"rules branching, relu, relu_plain cannot be expressed in ONNX"):
         exported.export_run(tmp_path / "run", tmp_path / "out")
 
@@ -349,7 +355,7 @@ def test_a_decoder_without_layers_is_refused(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = ReLUFormer(ModelConfig(vocab_size=tokenizer.vocab_size, width=16, heads=2, decoder_layers=0)).eval()
-    monkeypatch.setattr(export, "load_run", lambda run: Translator(model, tokenizer))
+    monkeypatch.setattr(graphs, "load_run", lambda run: Translator(model, tokenizer))
     with pytest.raises(ArgumentError, match="its decoder has no layers"):
         exported.export_run(tmp_path / "run", tmp_path / "out")
 

@@ -16,7 +16,7 @@ from torch import Tensor
 import reluformer as rf
 from reluformer import rules
 from reluformer.errors import ArgumentError
-from reluformer.kernels import RowKeyBias, cpu
+from reluformer.kernels import RowKeyBias, cpu, cpu_operators
 from reluformer.kernels.native.library import PATHS
 
 pytestmark = pytest.mark.usefixtures("kernel")
@@ -255,7 +255,7 @@ def test_sparse_rows_give_what_dense_rows_give(rule: str, share: float, causal: 
 @pytest.mark.parametrize("rule", SPARSE_RULES)
 def test_pairs_that_were_not_kept_are_found_again_bit_for_bit(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = with_zeros(0.9, rule, 400, impl="cpu_sparse")
-    monkeypatch.setattr(cpu, "KEPT_PAIRS", 0)
+    monkeypatch.setattr(cpu_operators, "KEPT_PAIRS", 0)
     found_again = with_zeros(0.9, rule, 400, impl="cpu_sparse")
     assert all(torch.equal(one, other) for one, other in zip(kept, found_again, strict=True))
 
@@ -285,13 +285,13 @@ def test_a_row_is_read_alike_whatever_its_neighbours_are() -> None:
 
 
 def test_what_is_kept_is_given_back() -> None:
-    kept = cpu.kept_bytes()
+    kept = cpu_operators.kept_bytes()
     q, k, v = (torch.randn(1, 2, 300, 16, requires_grad=True) for _ in range(3))
     out = rf.read(q, k, v, rule="relu", impl="cpu_sparse")
-    assert cpu.kept_bytes() > kept
+    assert cpu_operators.kept_bytes() > kept
     del out
     gc.collect()
-    assert cpu.kept_bytes() == kept
+    assert cpu_operators.kept_bytes() == kept
 
 
 @pytest.mark.parametrize("stats", [False, True])

@@ -14,8 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import reluformer as rf
 from reluformer import kernels, rules
 from reluformer.errors import ArgumentError
-from reluformer.kernels import RowKeyBias, Visibility, cpu, derivatives
+from reluformer.kernels import RowKeyBias, Visibility, derivatives
 from reluformer.kernels.moments import row_moments
+from reluformer.kernels.native.library import native_formula
 
 # PyTorch itself scripts a few functions where it loads its rules of forward mode.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
@@ -25,7 +26,7 @@ FORMULAS = [name for name in rules.names() if rules.formula_of(rules.get(name)) 
 
 def is_compiled(name: str) -> bool:
     formula = rules.formula_of(rules.get(name))
-    return formula is not None and cpu.native_formula(formula) is not None
+    return formula is not None and native_formula(formula) is not None
 
 
 COMPILED = [name for name in FORMULAS if is_compiled(name)]
@@ -204,7 +205,7 @@ def test_whoever_watches_operators_sees_them_and_the_same_numbers(rule: str) -> 
     with Watch() as watch:
         watched = gradient()
     operators = {"reluformer.cpu_read.default", "reluformer.cpu_read_backward.default"}
-    centred = {"reluformer.cpu_moments.default", "reluformer.cpu_moments_backward.default"}
+    centred = {"reluformer.cpu_level.default", "reluformer.cpu_level_backward.default"}
     assert operators | (centred if rule == "relu_exp" else set()) <= watch.seen
     assert torch.equal(watched, gradient())
 

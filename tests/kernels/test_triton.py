@@ -26,7 +26,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 def is_read(rule: rules.Rule) -> bool:
     formula = rules.formula_of(rule)
-    if formula is None or (formula.level is not None and formula.level.cap is not None):
+    if formula is None or formula.rest or (formula.level is not None and formula.level.cap is not None):
         return False
     return formula.activation in triton.ACTIVATIONS
 
@@ -87,7 +87,9 @@ def by_turns(rule: str, dtype: torch.dtype) -> list[Case]:
     return [Case(rule, pattern, PADDINGS[i % len(PADDINGS)], dtype) for i, pattern in enumerate(PATTERNS)]
 
 
-PATTERNS = tuple(pattern for pattern in cases.PATTERNS if pattern != "long")
+# what the kernels refuse, and gates, which reach them as a bias
+OTHERS = ("grouped", "window", "packed", "gated", "forgetting")
+PATTERNS = tuple(pattern for pattern in cases.PATTERNS if pattern not in ("long", *OTHERS))
 # the whole grid takes minutes under the interpreter, and several tiles have tests of their own below;
 # rules with the same activation differ in a factor
 WITH_ALL_PATTERNS = ("relu", "relu2", "sigmoid", "relu_exp")
@@ -97,6 +99,23 @@ GRID = [
     *(Case(rule, "causal", "ragged", torch.float32) for rule in RULES if rule not in WITH_ALL_PATTERNS),
     *(case for rule in ("relu", "relu_exp") for case in by_turns(rule, torch.bfloat16)),
 ]
+
+
+@pytest.mark.parametrize(
+    ("rule", "heads", "window", "message"),
+    [
+        ("relu", 2, None, "as many heads of keys as of queries"),
+        ("relu", 1, (1, 1), "no window and no offsets"),
+        ("relu_rest", 1, None, "a rest is read by the CPU kernel and the reference only"),
+    ],
+)
+def test_what_the_kernels_do_not_read_is_refused(
+    rule: str, heads: int, window: tuple[int, int] | None, message: str
+) -> None:
+    q, k = torch.zeros(1, heads, 4, 8, device=DEVICE), torch.zeros(1, 1, 4, 8, device=DEVICE)
+    visibility = Visibility(4, 4, q.device, window=window)
+    reason = kernels.refusal("triton", q, k, k, rules.get(rule), visibility, None, False)
+    assert reason is not None and message in reason
 
 
 @pytest.mark.parametrize("case", GRID, ids=str)

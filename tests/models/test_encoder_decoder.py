@@ -51,9 +51,11 @@ VARIANTS = [
     dict(positions="rotary"),
     dict(positions="both"),
     dict(tied_embeddings=False, norm="post", positions="rotary"),
+    dict(separator=int(TARGET[0, 2])),
+    dict(separator=int(TARGET[1, 0]), positions="rotary"),
     dict(encoder_attention="softmax", decoder_attention="rela", cross_attention={"name": "relu2", "learn_gamma": True}),
 ]
-VARIANT_IDS = ["default", "post_norm", "rotary", "both", "untied", "mixed_rules"]
+VARIANT_IDS = ["default", "post_norm", "rotary", "both", "untied", "sentences", "sentences_rotary", "mixed_rules"]
 
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=VARIANT_IDS)
@@ -189,3 +191,18 @@ class TestBadInput:
     def test_different_batches(self) -> None:
         with pytest.raises(ArgumentError, match="target has 2 rows, source has 3"):
             build()(SOURCE, TARGET[:2])
+
+
+def test_sentences_are_counted_from_their_separators() -> None:
+    """The same words differ by the number of their sentence, and only where sentences are counted."""
+    source = torch.tensor([[7, 8, 3, 7, 8, 3, 7, 8]])
+    counting, plain = (build(separator=separator, positions="rotary", encoder_layers=0) for separator in (3, None))
+    states = counting.encode(source).states[0]
+    assert not torch.allclose(states[0], states[3]) and not torch.allclose(states[3], states[6])
+    states = plain.encode(source).states[0]
+    torch.testing.assert_close(states[0], states[6])
+
+
+def test_a_separator_outside_the_vocabulary_is_refused() -> None:
+    with pytest.raises(ConfigError, match="separator=40 is no token of a vocabulary of 40"):
+        build(separator=40)

@@ -159,6 +159,7 @@ def test_pictures_are_published_but_for_a_smoke_test(tmp_path: Path, recall: Pla
         (gzip.compress(b"{"), "damaged"),
         (gzip.compress(b'{"format": 0}\n'), "table of format 0, this version reads 1"),
     ],
+    ids=["plain", "cut", "format"],
 )
 def test_a_damaged_table_says_what_to_do(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "runs.jsonl.gz").write_bytes(content)

@@ -12,7 +12,7 @@ import yaml
 
 from reluformer.models import storage
 from reluformer.models.encoder_decoder import ReLUFormer
-from reluformer.training.divergence import DivergedError
+from reluformer.training.objective import DivergedError
 from reluformer.training.progress import SilentProgress, UpdateReport
 from reluformer.training.run import RunDirectory
 from reluformer.translation.corpus import PreparedCorpus

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from reluformer.translation import formats
+from reluformer.errors import DataError
+from reluformer.translation import formats, windows
 from reluformer.translation.alignment import WindowReads, read_windows
-from reluformer.translation.beam_search import Hypothesis
 from reluformer.translation.corpus import read_documents
-from reluformer.translation.document import Skipped, SkipReason
+from reluformer.translation.document import Skipped, SkipReason, TranslatedSentence
 from reluformer.translation.formats import FillReport
 from reluformer.translation.inspection import read_map
 from reluformer.translation.recipe import CorpusSource, DecodingConfig
-from reluformer.translation.sentence import TranslatedSentence
-from reluformer.translation.tokenizer import END, SEPARATOR
+from reluformer.translation.search import Hypothesis
+from reluformer.translation.stepper import padded
+from reluformer.translation.tokenizer import BEGIN, END, SEPARATOR
 from reluformer.translation.torch_stepper import TorchStepper
 from reluformer.translation.translator import Translator
 from reluformer.translation.windows import WindowedDocument, stream_document, translate_documents
@@ -51,6 +54,18 @@ def test_reads_are_the_weights_of_the_model(make_model, rule: str) -> None:
         ends = [place for place, token in enumerate(source) if token in (SEPARATOR, END)]
         by_sentence = np.stack([part.sum(1) for part in np.split(last, ends, axis=1)[: len(ends)]], 1)
         assert reads.by_sentence == pytest.approx(by_sentence, abs=1e-6)
+
+
+def test_sources_of_a_search_are_not_encoded_again(make_model, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model(cross_attention="relu_exp")
+    fresh, stepper = TorchStepper(model), TorchStepper(model)
+    expected = read_windows(fresh, SOURCES, TARGETS)
+    stepper.begin(*padded([*SOURCES, [7, 5, END]]), torch.tensor([[BEGIN]] * 3))
+    monkeypatch.setattr(model, "encode", None)
+    found = read_windows(stepper, SOURCES, TARGETS)
+    assert found is not None and expected is not None
+    for reads, wanted in zip(found, expected, strict=True):
+        assert reads.by_sentence == pytest.approx(wanted.by_sentence, abs=1e-6)
 
 
 def test_rows_that_read_nothing_are_zero(make_model) -> None:
@@ -115,6 +130,17 @@ def test_an_alignment_says_where_tokens_stand(make_model, tokenizer) -> None:
         assert alignment.target[-1][1] == len(found.sentences[0])
 
 
+def test_a_very_long_sentence_keeps_no_alignment(make_model, tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "MOST_ALIGNED", 40)
+    stepper = TorchStepper(make_model(vocab_size=tokenizer.vocab_size, seed=1))
+    config = DecodingConfig(beam=1, length_offset=2, length_ratio=0.5, window_tokens=8)
+    ((found,),) = translate_documents(
+        stepper, tokenizer, [["the cat", "the cat ran home " * 30]], config, aligned=[True]
+    )
+    short, long = found.translated
+    assert short.alignment is not None and long.alignment is None
+
+
 def test_the_report_counts_what_was_translated_anew(make_model, tokenizer) -> None:
     model = make_model(vocab_size=tokenizer.vocab_size, seed=1)
     translator = Translator(model, tokenizer, DecodingConfig(beam=1, length_offset=2, length_ratio=0.5))
@@ -133,6 +159,33 @@ def test_tsv_flags_doubtful_lines_and_a_corpus_skips_them(tmp_path: Path) -> Non
     tally = Skipped()
     (document,) = read_documents(CorpusSource(path=path), skipped=tally)
     assert document.src == ("One", "Three") and tally.counts == {SkipReason.FUZZY: 1}
+
+
+def test_csv_flags_doubtful_rows_and_a_corpus_skips_them(tmp_path: Path) -> None:
+    _, skeleton = formats.get("csv").parse('One\n"Two",,note\nThree\n')
+    doubtful = TranslatedSentence("Zwei, ja", doubtful=True)
+    assert skeleton.fill(["Eins", doubtful, "Drei"]) == 'One,Eins\n"Two","Zwei, ja",note,fuzzy\nThree,Drei\n'
+    path = tmp_path / "a.csv"
+    path.write_text("One,Eins\nTwo,Zwei,fuzzy\nThree,Drei\n", encoding="utf-8")
+    tally = Skipped()
+    (document,) = read_documents(CorpusSource(path=path), skipped=tally)
+    assert document.src == ("One", "Three") and tally.counts == {SkipReason.FUZZY: 1}
+
+
+def test_json_lines_flag_doubtful_sentences_and_a_corpus_skips_them(tmp_path: Path) -> None:
+    sentences = ["One", "", "Two"]
+    _, skeleton = formats.get("jsonl").parse(json.dumps({"src": sentences, "hyp": ["x"], "hyp_fuzzy": [0]}) + "\n")
+    assert json.loads(skeleton.fill(["Eins", "Zwei"])) == {"src": sentences, "hyp": ["Eins", "", "Zwei"]}
+    _, skeleton = formats.get("jsonl").parse(json.dumps({"src": sentences}) + "\n")
+    path = tmp_path / "a.jsonl"
+    path.write_text(skeleton.fill(["Eins", TranslatedSentence("Zwei", doubtful=True)]), encoding="utf-8")
+    assert json.loads(path.read_text("utf-8")) == {"src": sentences, "tgt": ["Eins", "", "Zwei"], "tgt_fuzzy": [2]}
+    tally = Skipped()
+    (document,) = read_documents(CorpusSource(path=path), skipped=tally)
+    assert document.src == ("One",) and tally.counts[SkipReason.FUZZY] == 1
+    path.write_text('{"src": ["One"], "tgt": ["Eins"], "tgt_fuzzy": "x"}\n', encoding="utf-8")
+    with pytest.raises(DataError, match="tgt_fuzzy"):
+        list(read_documents(CorpusSource(path=path)))
 
 
 @pytest.mark.parametrize(

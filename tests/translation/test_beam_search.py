@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from reluformer.errors import ArgumentError, ConfigError
-from reluformer.translation.beam_search import Outline, Search, beam_search
-from reluformer.translation.native_stepper import stepper_of
+from reluformer.translation.beam_search import beam_search, start_search
+from reluformer.translation.native_decoder import decoder_of
 from reluformer.translation.recipe import DecodingConfig
+from reluformer.translation.search import Outline
 from reluformer.translation.tokenizer import BEGIN, END, PAD, SEPARATOR
 from reluformer.translation.translator import score_targets
 
@@ -175,7 +176,8 @@ def test_min_length_and_limit_together_force_a_length(make_model):
 def test_stopping_at_the_beam_takes_no_more_steps_than_the_exact_stop(make_model):
     steps = {}
     for stop in ("exact", "beam"):
-        search = Search(make_model(seed=7), SOURCE[:1], None, [Outline((60,))], _config(beam=2, stop=stop))
+        search = start_search(decoder_of(make_model(seed=7)), _config(beam=2, stop=stop))
+        search.add(SOURCE[0].tolist(), Outline((60,)))
         steps[stop] = 0
         while not search.done:
             search.advance()
@@ -185,13 +187,14 @@ def test_stopping_at_the_beam_takes_no_more_steps_than_the_exact_stop(make_model
 
 def test_what_is_settled_stays(make_model):
     outline = Outline((4, 4, 4), aligned=True)
-    search = Search(make_model(seed=8), SOURCE[:1], None, [outline], _config(beam=3))
-    settled = [()]
+    search = start_search(decoder_of(make_model(seed=8)), _config(beam=3))
+    number = search.add(SOURCE[0].tolist(), outline)
+    settled = [search.settled(number).tokens]
     while not search.done:
         search.advance()
-        settled.append(search.settled(0))
+        settled.append(search.settled(number).tokens)
         assert settled[-1][: len(settled[-2])] == settled[-2]
-    assert settled[-1] == search.finished[0][0].tokens
+    assert settled[0] == () and settled[-1] == search.hypotheses(number)[0].tokens
     assert any(settled[:-1]), "nothing was settled before the end"
 
 
@@ -199,7 +202,7 @@ def test_a_stepper_gives_the_same_as_its_model_and_training_mode_is_kept(make_mo
     model = make_model().train()
     first = beam_search(model, SOURCE, MASK)
     assert model.training
-    assert beam_search(stepper_of(model.eval()), SOURCE, MASK) == first
+    assert beam_search(decoder_of(model.eval()), SOURCE, MASK) == first
 
 
 def test_empty_batches_and_wrong_outlines():

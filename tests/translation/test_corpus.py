@@ -478,9 +478,9 @@ def test_a_pipe_or_a_device_is_no_corpus(config: DataConfig, tmp_path: Path) -> 
 
 
 def test_progress_ends_with_all_pairs(config: DataConfig, tmp_path: Path) -> None:
-    told: dict[str, int] = {}
-    prepare(config, tmp_path / "out", progress=told.__setitem__)
-    assert told == {"tokenizer": 100, "train": 100, "valid": 11}
+    told: dict[str, tuple[int, int | None]] = {}
+    prepare(config, tmp_path / "out", progress=lambda what, pairs, total: told.update({what: (pairs, total)}))
+    assert told == {"tokenizer": (100, None), "train": (100, 100), "valid": (11, None)}
 
 
 def test_errors_name_the_split_and_the_remedy(config: DataConfig, tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def test_a_pair_of_files_is_aligned_lines() -> None:
         ({"path": " "}, "'path': is empty"),
         ({"pth": "a.tsv"}, "did you mean 'path'"),
         ({"path": "a\0.tsv"}, "'path': holds a NUL character"),
+        ({"path": "\ud800.tsv"}, "'path': holds half a surrogate pair"),
     ],
 )
 def test_a_source_that_does_not_fit_is_refused(values: dict[str, str], message: str) -> None:

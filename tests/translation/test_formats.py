@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from reluformer.errors import DataError, UnknownNameError
 from reluformer.translation import formats
+from reluformer.translation.document import Alignment, TranslatedSentence
 from reluformer.translation.formats import decode_text
 from reluformer.translation.recipe import CorpusSource
-from reluformer.translation.sentence import Alignment, TranslatedSentence
 
 EXACT = ("plain", "markdown", "html", "aligned")
 SUBTITLES = ("srt", "vtt")
@@ -32,6 +32,7 @@ TEXTS = {
     "control_characters": "One\0two. \x07Three.\x0b\x0c Four.\x85Five.\u2028Six.\n",
     "emoji": "👩‍🚀 One! 🎉\n🎉\n",
     "indented": "  One.\n\tTwo.\n   \n    Three.  \n",
+    "element_beyond_its_sentence": "a<a>\n< ",
     "rules": "---\n***\n===\n...\n",
 }
 
@@ -97,7 +98,7 @@ def test_sentences_without_letters_are_counted(name: str, text: str) -> None:
     report = formats.FillReport()
     skeleton.fill(skeleton.sentences, report)
     assert (report.sentences, report.copied) == (2, 1)
-    assert str(report) == "copied 1 of 2 sentences, which have no letters"
+    assert str(report) == "copied 1 of 2 sentences, which hold no words"
 
 
 @pytest.mark.parametrize("name", [*EXACT, "tsv", "csv", "jsonl"])

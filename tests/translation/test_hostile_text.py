@@ -6,6 +6,7 @@ parser that needs quadratic time for one of them would need hours.
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from reluformer.translation import formats, scoring
 from reluformer.translation.corpus import read_documents
 from reluformer.translation.document import Document
 from reluformer.translation.downloads.convert import read_segments, unescape
+from reluformer.translation.formats import plain
 from reluformer.translation.recipe import CorpusSource
 
 SIZE = 500_000
@@ -51,6 +53,7 @@ TEXTS = {
     "unclosed-tags.html": "<b>a" * (SIZE // 4),
     "unclosed-code.html": "<code>" + "a" * SIZE + "</code" + " " * SIZE,
     "quotes-in-tags.html": "<a \"'" * (SIZE // 5),
+    "marks-in-a-long-sentence.html": "<b>a</b> " * 190 + "a " * (SIZE // 2),
     "sentences-with-tags.html": "A <b>c</b> b. " * (SIZE // 14),
     "sentences-with-code.markdown": "A `c` b. " * (SIZE // 9),
     "front-matter-of-windows.markdown": "---\n" + "a\r\n" * 1000,
@@ -161,3 +164,31 @@ def test_whole_documents_still_pass(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"src": ["a"], "tgt": ["b"], "id": [[1]]}', encoding="utf-8")
     assert list(read_documents(CorpusSource(path=path))) == [Document("[[1]]", ("a",), ("b",))]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
+def test_a_text_that_would_take_all_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(plain, "MOST_BYTES", 1000)
+    content = b"a" * 1001
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    with pytest.raises(DataError, match="has more than 1,000 bytes"):
+        formats.read_text(tmp_path / name)
+    with pytest.raises(DataError, match="/dev/zero: has more than 1,000 bytes"):
+        formats.read_text("/dev/zero")
+
+
+@pytest.mark.parametrize("name", ["tmx", "xliff"])
+def test_external_entities_are_not_read(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("translate", reason="translate-toolkit is not installed")
+    (tmp_path / "secret").write_text("password", encoding="utf-8")
+    head = f'<?xml version="1.0"?><!DOCTYPE a [<!ENTITY x SYSTEM "{(tmp_path / "secret").as_uri()}">]>'
+    body = {
+        "tmx": '<tmx version="1.4"><header/><body><tu><tuv xml:lang="en"><seg>A &x; b</seg></tuv></tu></body></tmx>',
+        "xliff": '<xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2"><file source-language="en" '
+        'datatype="x" original="a"><body><trans-unit id="1"><source>A &x; b</source></trans-unit></body>'
+        "</file></xliff>",
+    }
+    sentences, skeleton = formats.get(name).parse(head + body[name])
+    assert "password" not in "".join(sentences) + skeleton.fill(["B"] * len(sentences))

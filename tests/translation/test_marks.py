@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,10 +14,11 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from reluformer.translation import formats
+from reluformer.translation.corpus import read_documents
+from reluformer.translation.document import Alignment, TranslatedSentence
 from reluformer.translation.formats import FillReport
 from reluformer.translation.formats.marks import Mark, place_marks
-from reluformer.translation.recipe import DecodingConfig
-from reluformer.translation.sentence import Alignment, TranslatedSentence
+from reluformer.translation.recipe import CorpusSource, DecodingConfig
 from reluformer.translation.translator import Translator
 
 SOURCE = "take the red coat now"
@@ -137,6 +139,10 @@ XLIFF_2 = nested_in(
     [("<pc id='1'>", "</pc>"), ("<mrk id='m1' type='term'>", "</mrk>"), ("<sc id='7'/>", "<ec startRef='7'/>")],
     ["<ph id='2'/>", "{name}", "<sc id='5'/>", "<cp hex='0001'/>"],
 )
+TMX = nested_in(
+    [("<hi type='b'>", "</hi>"), ("<bpt i='9'>[b]</bpt>", "<ept i='9'>[/b]</ept>")],
+    ["<ph x='2'/>", "<ph x='3'>{0}</ph>", "%s", "<it pos='begin'>[i]</it>"],
+)
 
 
 def markdown_marks(text: str) -> Counter[str]:
@@ -241,6 +247,33 @@ def test_xliff_keeps_every_element_once_and_nested(version: str, data: st.DataOb
         assert "".join(target.itertext()).count(exact) == text.count(exact)
     state = target.get("state") if version == "1.2" else target.getparent().get("state")
     assert (state in ("needs-translation", "initial")) == report.doubtful
+
+
+@EXAMPLES
+@given(text=sentences_of(TMX))
+def test_tmx_keeps_every_element_once_and_nested(text: str, translator: Translator) -> None:
+    pytest.importorskip("translate", reason="translate-toolkit is not installed")
+    etree = pytest.importorskip("lxml.etree")
+    head = "<tmx version='1.4'><header/><body><tu><tuv xml:lang='en'>"
+    (written,) = translator.translate([f"{head}<seg>{text}</seg></tuv></tu></body></tmx>"], format="tmx")
+    source, target = etree.fromstring(written.encode()).iter("seg")
+
+    def elements(node: object) -> Counter[str]:
+        inner = [one for one in node.iter() if one is not node]  # type: ignore[attr-defined]
+        return Counter(f"{one.tag} {sorted(one.attrib.items())} {one.tag != 'hi' and one.text}" for one in inner)
+
+    assert elements(target) == elements(source)
+    assert "".join(target.itertext()).count("%s") == text.count("%s")
+
+
+def test_a_corpus_of_tmx_has_no_native_codes(tmp_path: Path) -> None:
+    pytest.importorskip("translate", reason="translate-toolkit is not installed")
+    texts = {"en": "A <bpt i='1'>[b]</bpt>new<ept i='1'/> coat.", "de": "Ein <hi>neuer</hi> Mantel."}
+    sides = "".join(f"<tuv xml:lang='{language}'><seg>{text}</seg></tuv>" for language, text in texts.items())
+    path = tmp_path / "a.tmx"
+    path.write_text(f"<tmx version='1.4'><header/><body><tu>{sides}</tu></body></tmx>", encoding="utf-8")
+    (document,) = read_documents(CorpusSource(path=path))
+    assert (document.src, document.tgt) == (("A new coat.",), ("Ein neuer Mantel.",))
 
 
 # ---------------------------------------------------------------------- subtitles

@@ -24,6 +24,13 @@ def test_a_step_equals_the_model_on_the_whole_prefix(make_model, rule, norm, pos
     _assert_equals_decode(model, widths=(4, 4, 2, 4))
 
 
+@pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
+def test_a_step_knows_the_sentence_of_each_beam(make_model, positions):
+    """About one token in six is a separator, so the beams of a source stand in different sentences."""
+    model = make_model(positions=positions, separator=5)
+    _assert_equals_decode(model, widths=(4, 4, 2, 4), prefix_length=4)
+
+
 @pytest.mark.parametrize("rule", ["relu", "relu2", "relu_norm"])
 def test_learned_offsets_of_scores_are_added_at_every_step(make_model, rule):
     model = make_model(decoder_attention=rule, cross_attention=rule, learn_offset=True)

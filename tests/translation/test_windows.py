@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from reluformer.translation.beam_search import Hypothesis
 from reluformer.translation.recipe import DecodingConfig
+from reluformer.translation.search import Hypothesis
 from reluformer.translation.stepper import padded
 from reluformer.translation.tokenizer import END, SEPARATOR
 from reluformer.translation.torch_stepper import TorchStepper
@@ -129,7 +129,7 @@ def test_padding():
     assert padded([])[0].shape == torch.Size([0, 0])
 
 
-COPIED = ["1,234", "🎉🎉", "3 + 4 = 7", "...", " 12 %", "²", "–"]
+COPIED = ["1,234", "x = y²", "B", "🎉🎉", "3 + 4 = 7", "...", " 12 %", "²", "–"]
 
 
 def test_what_has_no_letters_is_copied(stepper, tokenizer):

@@ -15,8 +15,7 @@ from typing import Annotated
 
 import typer
 
-from reluformer import environment
-from reluformer.cli import data, doctor, evaluate, export, inspect, relufy, study, train, translate
+from reluformer.cli import data, doctor, evaluate, export, generate, inspect, relufy, study, train, translate
 from reluformer.errors import ReluformerError, UnfinishedRunWarning
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -35,6 +34,7 @@ app.command(name="recipe")(data.recipe)
 app.command(name="prepare")(data.prepare)
 app.command(name="train")(train.train)
 app.command(name="translate")(translate.translate)
+app.command(name="generate")(generate.generate)
 app.command(name="score")(evaluate.score)
 app.command(name="evaluate")(evaluate.evaluate)
 app.command(name="inspect")(inspect.inspect)
@@ -48,6 +48,8 @@ app.command(name="doctor")(doctor.doctor)
 
 def _print_version(asked: bool) -> None:
     if asked:
+        from reluformer import environment
+
         typer.echo(environment.version_line())
         raise typer.Exit
 

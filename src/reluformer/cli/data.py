@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from reluformer.cli.activity import activity
 from reluformer.cli.options import AsJson, Overrides, Plugins, RecipeFile, default_run
+from reluformer.training.progress import activity
 
 if TYPE_CHECKING:
     from reluformer.translation.downloads.catalogue import Dataset, ObtainedSet
@@ -44,7 +44,9 @@ def prepare(
         summary = corpus.prepare(
             recipe.data,
             to or default_run(config) / "data",
-            progress=lambda what, pairs: tell(f"preparing, {what}: {pairs:,} sentence pairs"),
+            progress=lambda what, pairs, total: tell(
+                f"preparing, {what}: {pairs:,} sentence pairs", min(1.0, pairs / total) if total else None
+            ),
         )
     for warning in summary.warnings():
         typer.echo(warning, err=True)
@@ -170,7 +172,9 @@ def _download_bars() -> Iterator[DownloadProgress]:
     console = Console(stderr=True)
     if not console.is_terminal:
         with activity("downloading", console) as tell:
-            yield lambda file, received, total: tell(f"downloading {file}, {received:,}{_of(total)} bytes")
+            yield lambda file, received, total: tell(
+                f"downloading {file}, {received:,}{_of(total)} bytes", received / total if total else None
+            )
         return
     with Progress(*columns, console=console) as bars:
         tasks: dict[str, Any] = {}

@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from reluformer import __version__, environment
-from reluformer.cli.activity import activity
 from reluformer.cli.options import EXTRAS, AsJson, Plugins, install_command, missing_modules
+from reluformer.training.progress import activity
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -141,8 +141,10 @@ def bench(
     console = Console(stderr=as_json)
     rows: list[dict[str, Any]] = []
     lengths = length or [512, 2048]
-    for tokens in lengths:
-        with activity(f"timing reads of {tokens} tokens, length {len(rows) // len(names) + 1} of {len(lengths)}"):
+    with activity("timing reads") as tell:
+        for number, tokens in enumerate(lengths):
+            what = f"timing reads of {tokens} tokens, length {number + 1} of {len(lengths)}"
+            tell(what, sum(lengths[:number]) / sum(lengths))
             rows += _rows(names, (batch, heads, tokens, width), causal, repeats)
     if as_json:
         typer.echo(json.dumps({"bench": rows, **circumstances()}, indent=2))

@@ -14,20 +14,23 @@ from rich.markup import escape
 from rich.table import Table
 
 from reluformer import __version__
-from reluformer.cli.activity import activity, counted
+from reluformer.cli.generate import evaluate_language, is_language_run
 from reluformer.cli.options import (
     AsJson,
     Beam,
     Device,
+    Int8,
     LengthPenalty,
     Plugins,
     RunArgument,
     Settings,
     check_model,
     decoding_changes,
+    find_run,
+    open_run,
 )
 from reluformer.errors import ArgumentError, DataError, StorageError
-from reluformer.training.run import RunDirectory, find_run
+from reluformer.training.progress import activity, counted
 
 if TYPE_CHECKING:
     from reluformer.translation.embedded import DiscourseScores
@@ -63,6 +66,7 @@ def evaluate(
         typer.Option(metavar="FILE", help="JSON file for the scores, instead of one in RUN/evaluation."),
     ] = None,
     device: Device = "auto",
+    int8: Int8 = False,
     plugin: Plugins = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
@@ -72,13 +76,19 @@ def evaluate(
     depend on earlier sentences. It writes the scores to RUN/evaluation/SPLIT.json
     and the translations to SPLIT.jsonl; --limit and --sentence-level add to the names.
     Where the run is read-only, it only prints the scores, or writes them to --out FILE.
+    Of a language model it prints perplexity and loss by position; --limit counts rows.
 
     Example: reluformer evaluate runs/demo/reluformer --against runs/demo/transformer
     """
     if out is not None and (out.is_dir() or out.suffix == ".jsonl"):
         raise ArgumentError(f"--out {out}: give the name of a JSON file; the translations go beside it as .jsonl")
+    if is_language_run(run):
+        if against is not None or sentence_level or settings or beam is not None or length_penalty is not None:
+            raise ArgumentError(f"{run}: a language model has no translations; give only --split, --limit and --out")
+        evaluate_language(run, split.value, limit, out, as_json)
+        return
     against = None if against is None else find_run(against)
-    RunDirectory(run).check_recipe()
+    open_run(run).check_recipe()
     for path in (run, against):
         if path is not None:
             check_model(path)
@@ -93,7 +103,7 @@ def evaluate(
     systems = []
     for path in (run, against):
         if path is not None:
-            translator = load(path, device, **changes)
+            translator = load(path, device, int8=int8, **changes)
             total = sum(len(document.src) for document in documents)
             with counted(f"translating with {escape(path.resolve().name)}", "sentences", total) as report:
                 systems.append(scoring.evaluate(path, translator, documents, embedded=embedded, report=report))
@@ -106,7 +116,7 @@ def evaluate(
         "split": str(split),
         "limit": limit,
         "sentence_level": sentence_level,
-        "note": RunDirectory(run).weights_note,
+        "note": open_run(run).weights_note,
         **systems[0].to_dict(),
         "against": [system.to_dict() for system in systems[1:]],
         "comparisons": [comparison.to_dict() for comparison in comparisons],

@@ -12,22 +12,23 @@ from typing import Annotated, Any
 
 import typer
 
-from reluformer.cli.activity import activity
 from reluformer.cli.options import (
     AsJson,
     Beam,
     Device,
+    Int8,
     LengthPenalty,
     Plugins,
     Settings,
     check_inspectable,
     check_model,
     decoding_changes,
+    find_run,
     languages,
     require_extra,
 )
 from reluformer.errors import ArgumentError
-from reluformer.training.run import find_run
+from reluformer.training.progress import activity
 
 KEY_VARIABLE = "RELUFORMER_API_KEY"
 _LOOPBACK = ("127.", "::1", "localhost")
@@ -143,6 +144,7 @@ def serve(
     length_penalty: LengthPenalty = None,
     settings: Settings = [],  # noqa: B006
     device: Device = "auto",
+    int8: Int8 = False,
     plugin: Plugins = [],  # noqa: B006
 ) -> None:
     """Serve a run, or two to compare, over HTTP: the API of LibreTranslate, and a page at /.
@@ -177,7 +179,7 @@ def serve(
         torch.set_num_threads(threads)
     limits = ServerLimits(characters=characters, batch_texts=max_batch, waiting=waiting, request_seconds=timeout)
     served = [
-        ServedModel(name, load(run, device, **changes), *languages(run))
+        ServedModel(name, load(run, device, int8=int8, **changes), *languages(run))
         for run, name in zip(runs, unique_names(runs), strict=True)
     ]
     if key is None and not host.startswith(_LOOPBACK):

@@ -27,10 +27,10 @@ from reluformer.cli.options import (
     check_inspectable,
     decoding_changes,
     languages,
+    open_run,
 )
 from reluformer.cli.text_files import STDIN, FormatChoice
 from reluformer.errors import ArgumentError, DataError, nearest
-from reluformer.training.run import RunDirectory
 
 if TYPE_CHECKING:
     from reluformer.translation.inspection import AttentionKind, ReadWindow, Word
@@ -81,11 +81,11 @@ def inspect(
 
     Example: reluformer inspect runs/demo/reluformer letter.txt --layer 1 --head 0
     """
-    RunDirectory(run).check()
+    open_run(run).check()
     if document is None:
         if layer is not None or head is not None or attention != "cross":
             raise ArgumentError("--attention, --layer and --head choose what a translation read; give a DOCUMENT")
-        RunDirectory(run).check_recipe()
+        open_run(run).check_recipe()
         found = read_history(run)
         if as_json:
             typer.echo(json.dumps(found.to_dict(), indent=2))
@@ -102,7 +102,7 @@ def inspect(
     from reluformer.loading import load
     from reluformer.translation.inspection import read_windows, windows_as_json
 
-    translator = load(run, device, **changes)
+    translator = load(run, device, int8=False, **changes)
     windows = read_windows(translator, skeleton.sentences, layer, head, kind)
     if as_json:
         typer.echo(json.dumps(windows_as_json(windows), indent=2, ensure_ascii=False))
@@ -144,7 +144,7 @@ def read_history(run: Path) -> History:
     """Return the history of the run in a directory, finished or not. No model is loaded."""
     from reluformer.translation.recipe import Recipe
 
-    directory = RunDirectory(run)
+    directory = open_run(run)
     status = directory.status
     result = status.get("result") or {}
     events = directory.log.events()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from reluformer.errors import ConfigError, MissingExtraError, StorageError
-from reluformer.training.run import RunDirectory, find_run
+
+if TYPE_CHECKING:
+    from reluformer.training.run import RunDirectory
 
 
 def _load_plugins(paths: list[Path]) -> list[Path]:
@@ -31,29 +33,43 @@ def decoding_changes(settings: list[str], **options: int | float | str | None) -
     return {**changes, **{name: value for name, value in options.items() if value is not None}}
 
 
+def find_run(directory: Path) -> Path:
+    """Return the run that the directory is or holds."""
+    from reluformer.training import run  # only verbs that need a run import it, so that `--help` is quick
+
+    return run.find_run(directory)
+
+
+def open_run(directory: Path) -> RunDirectory:
+    """Return the owner of the files of a run."""
+    from reluformer.training.run import RunDirectory
+
+    return RunDirectory(directory)
+
+
 def check_model(run: Path) -> None:
     """Raise an error unless the directory holds a model, and say so if it is that of an unfinished run."""
-    RunDirectory(run).check_model()
-    if (note := RunDirectory(run).weights_note) is not None:
+    open_run(run).check_model()
+    if (note := open_run(run).weights_note) is not None:
         typer.echo(note, err=True)
 
 
 def check_inspectable(run: Path) -> None:
     """Raise an error unless the directory holds a model that can show what it read."""
     check_model(run)
-    if RunDirectory(run).is_onnx:
+    if open_run(run).is_onnx:
         raise StorageError(f"{run}: an ONNX export, which only translates; give the run that it was exported from")
 
 
 def languages(run: Path) -> tuple[str, str]:
     """Return the source and target language of a run or an export; English and German if it does not tell."""
-    if RunDirectory(run).is_onnx:
+    if open_run(run).is_onnx:
         from reluformer.integrations.onnx.runtime import read_manifest
 
         return read_manifest(run).languages
     from reluformer.translation.recipe import languages_of
 
-    return languages_of(RunDirectory(run))
+    return languages_of(open_run(run))
 
 
 def default_run(config: Path) -> Path:
@@ -81,6 +97,7 @@ Settings = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change another key of the decoding section; repeatable."),
 ]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, ...; auto uses a GPU if there is one.")]
+Int8 = Annotated[bool, typer.Option("--int8", help="Translate with weights of 8 bits: several times as fast on a CPU.")]
 SplitterName = Annotated[
     str, typer.Option("--splitter", help="Where sentences end in running text: simple, none (every line) or pysbd.")
 ]

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reluformer.cli.activity import activity
-from reluformer.cli.options import AsJson, Plugins, check_inspectable, require_extra
+from reluformer.cli.options import AsJson, Plugins, check_inspectable, find_run, open_run, require_extra
 from reluformer.errors import ArgumentError, StorageError
 from reluformer.models import CONFIG
-from reluformer.training.run import RunDirectory, find_run
+from reluformer.training.progress import activity
 
 if TYPE_CHECKING:
     from reluformer.integrations.transformers.relufy.conversion import RelufyReport
@@ -121,7 +120,7 @@ def _run(source: Path, out: Path, texts: Path | None, limit: int, options: dict[
     from reluformer.integrations.transformers.relufy.conversion import relufy, save_relufied_run
     from reluformer.loading import load
 
-    RunDirectory(source).check_recipe()
+    open_run(source).check_recipe()
     teacher = load(source)
     pairs = list(islice(_pairs(source, texts), limit))
     student, report = relufy(teacher.model, pairs, tokenizer=teacher.tokenizer, **options)
@@ -134,7 +133,7 @@ def _pairs(run: Path, texts: Path | None) -> Iterator[tuple[str, str]]:
     from reluformer.translation.corpus import read_documents
     from reluformer.translation.recipe import CorpusSource, Recipe
 
-    data = RunDirectory(run).recipe(Recipe).data
+    data = open_run(run).recipe(Recipe).data
     given: CorpusSource | CorpusMixture = data.splits["train"] if texts is None else CorpusSource(path=texts)
     for document in read_documents(given, limits=data.limits, languages=(data.source_lang, data.target_lang)):
         yield from zip(document.src, document.tgt or (), strict=True)

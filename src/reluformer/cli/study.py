@@ -13,10 +13,9 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from reluformer.cli.activity import activity
 from reluformer.cli.options import AsJson, Plugins, require_extra
 from reluformer.errors import ArgumentError
-from reluformer.training.progress import SECONDS_BETWEEN_LINES, duration
+from reluformer.training.progress import SECONDS_BETWEEN_LINES, activity, duration
 
 if TYPE_CHECKING:
     from reluformer.study.plan import Plan

@@ -91,10 +91,11 @@ def _refuse_not_text(path: Path) -> None:
 def read_stdin() -> str:
     """Return all of standard input. At a terminal, tell the user how to end it."""
     from reluformer.translation.formats import decode_text
+    from reluformer.translation.formats.plain import read_limited
 
     if sys.stdin.isatty():
         typer.echo("Type or paste the text; Ctrl-D on a line of its own ends it.", err=True)
-    return decode_text(typer.get_binary_stream("stdin").read(), STDIN)
+    return decode_text(read_limited(typer.get_binary_stream("stdin"), STDIN), STDIN)
 
 
 def write(text: str, destination: Path | None) -> None:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,13 +14,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from reluformer.cli.activity import activity, time_left
 from reluformer.cli.options import AsJson, Overrides, Plugins, RecipeFile, default_run, require_extra
+from reluformer.training.progress import activity, time_left
 
 if TYPE_CHECKING:
+    from reluformer.language.recipe import LanguageRecipe
     from reluformer.training.fit import TrainingResult
     from reluformer.training.run import RunDirectory
-    from reluformer.translation.demo import Outcome
+    from reluformer.translation.demo import DemoOutcome
     from reluformer.translation.recipe import Recipe
 
 
@@ -47,14 +47,14 @@ def train(
     Example: reluformer train configs/multi30k.yaml --set training.max_minutes=10
     """
     from reluformer.config import load_yaml
+    from reluformer.loading import recipe_class
+    from reluformer.loading import train as run_training
     from reluformer.training.progress import WarningProgress, for_terminal
     from reluformer.training.run import RECIPE, RunDirectory
-    from reluformer.translation.recipe import Recipe
-    from reluformer.translation.task import train as run_training
 
     if RunDirectory(config).exists:
         run, config = run or config, config / RECIPE
-    recipe = load_yaml(Recipe, config, overrides)
+    recipe: Recipe | LanguageRecipe = load_yaml(recipe_class(config), config, overrides)
     if recipe.training.tensorboard:
         require_extra("tensorboard", "training.tensorboard=true")
     directory = run or default_run(config)
@@ -74,7 +74,7 @@ def train(
         raise typer.Exit(130)
 
 
-def _summary(result: TrainingResult, recipe: Recipe) -> str:
+def _summary(result: TrainingResult, recipe: Recipe | LanguageRecipe) -> str:
     """Say in a sentence how the training ended, and which command comes next."""
     minutes = result.seconds / 60
     best = "" if result.best_loss is None else f", best validation loss {result.best_loss:.3f} at {result.best_step:,}"
@@ -87,11 +87,15 @@ def _summary(result: TrainingResult, recipe: Recipe) -> str:
     return sentence
 
 
-def _next_command(directory: str, recipe: Recipe) -> str:
+def _next_command(directory: str, recipe: Recipe | LanguageRecipe) -> str:
     """Return the command that makes sense after a training: an evaluation, if there is something to evaluate on."""
+    from reluformer.language.recipe import LanguageRecipe
+
     if recipe.data.test is not None:
         return f"evaluate {directory}"
-    return f"evaluate {directory} --split valid" if recipe.data.valid is not None else f"translate {directory} FILE"
+    if recipe.data.valid is not None:
+        return f"evaluate {directory} --split valid"
+    return f"generate {directory}" if isinstance(recipe, LanguageRecipe) else f"translate {directory} FILE"
 
 
 def demo(
@@ -111,6 +115,8 @@ def demo(
 
     Example: reluformer demo --set training.updates=500
     """
+    from importlib import resources
+
     from reluformer.config import load_yaml
     from reluformer.translation import demo as systems
     from reluformer.translation.corpus import PreparedCorpus
@@ -179,7 +185,7 @@ def _training_line(runs: dict[str, RunDirectory], recipe: Recipe) -> str:
 
 
 @dataclass(frozen=True)
-class _TrainingState:
+class _LoggedState:
     """The last logged update of a training, and the time left in words."""
 
     last: dict[str, Any]
@@ -188,12 +194,12 @@ class _TrainingState:
     left: str
 
 
-def _state(run: RunDirectory, recipe: Recipe) -> _TrainingState:
+def _state(run: RunDirectory, recipe: Recipe) -> _LoggedState:
     steps, validations = run.log.events("train"), run.log.events("valid")
     last: dict[str, Any] = steps[-1] if steps else {}
     step = int(last.get("step", 0))
     left = "" if run.has_model else time_left(last.get("seconds", 0.0), min(1.0, step / recipe.training.updates))
-    return _TrainingState(last, validations[-1]["loss"] if validations else None, step, left)
+    return _LoggedState(last, validations[-1]["loss"] if validations else None, step, left)
 
 
 def _training_table(runs: dict[str, RunDirectory], recipe: Recipe) -> Table:
@@ -216,7 +222,7 @@ def _training_table(runs: dict[str, RunDirectory], recipe: Recipe) -> Table:
     return table
 
 
-def _score_tables(outcomes: Sequence[Outcome]) -> list[Table]:
+def _score_tables(outcomes: Sequence[DemoOutcome]) -> list[Table]:
     """Show the scores of all systems, and their d-BLEU by length of the document."""
     figures = {outcome.system.title: outcome.to_dict() for outcome in outcomes}
     scores = Table(title="Unseen documents", title_justify="left")

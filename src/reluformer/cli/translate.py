@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reluformer.cli.activity import Report, activity, counted
 from reluformer.cli.options import (
     AsJson,
     Beam,
     Device,
+    Int8,
     LengthPenalty,
     Plugins,
     RunArgument,
@@ -29,6 +29,7 @@ from reluformer.cli.options import (
 )
 from reluformer.cli.text_files import FormatChoice, TextFile, find_texts, write
 from reluformer.errors import ArgumentError, DataError
+from reluformer.training.progress import Report, activity, counted
 
 if TYPE_CHECKING:
     from reluformer.translation.document import Document
@@ -70,6 +71,7 @@ def translate(
     stream: Annotated[bool, typer.Option("--stream", help="Print each sentence as soon as it is final.")] = False,
     settings: Settings = [],  # noqa: B006
     device: Device = "auto",
+    int8: Int8 = False,
     plugin: Plugins = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
@@ -99,7 +101,7 @@ def translate(
     pairs = None if score is None else _pair_documents(texts[0].skeleton, score, formats, texts[0].file.name)
     from reluformer.loading import load
 
-    translator = load(run, device, **changes)
+    translator = load(run, device, int8=int8, **changes)
     if stream:
         _stream(translator, texts[0])
     elif pairs is not None:

@@ -32,7 +32,11 @@ Read = Callable[..., Any]
 functions: dict[str, Read] = {}
 """Functions under test that were passed from Python, by "module:name"."""
 
-PATTERNS = ("self", "causal", "decode", "cross", "ffn", "long")
+PATTERNS = ("self", "causal", "decode", "cross", "ffn", "long", "grouped", "window", "packed", "gated", "forgetting")
+LONG = ("long", "forgetting")
+"""Patterns of several hundred slots, past the first tile of any kernel."""
+RANGED = ("grouped", "window", "packed", "gated")
+"""Patterns of language models, which every rule reads in float32."""
 PADDINGS = ("full", "ragged", "empty_row")
 DTYPES = (torch.float32, torch.bfloat16)
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
@@ -57,9 +61,19 @@ class Case:
             "decode": (3, 19),
             "cross": (5, 23),
             "ffn": (7, 40),
-            "long": (150, 300),  # past the first tile of any kernel
+            "long": (150, 300),
+            "grouped": (13, 19),
+            "window": (13, 19),
+            "packed": (23, 23),
+            "gated": (13, 19),
+            "forgetting": (300, 300),
         }[self.pattern]
-        return 3, 2, queries, slots, 9
+        return 1 if self.pattern == "packed" else 3, 2 * self.group, queries, slots, 9
+
+    @property
+    def group(self) -> int:
+        """How many heads of queries share the keys of one head."""
+        return 3 if self.pattern in ("grouped", "forgetting") else 1
 
     def __str__(self) -> str:
         b, h, q, k, d = self.shape
@@ -75,25 +89,37 @@ class Case:
         def draw(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=generator).to(self.dtype)
 
-        inputs = {"q": draw(b, h, q, d), "k": draw(b, h, k, d), "v": draw(b, h, k, d)}
-        options: dict[str, Any] = {"rule": self.rule, "causal": self.pattern in ("causal", "decode", "long")}
+        shared = h // self.group
+        inputs = {"q": draw(b, h, q, d), "k": draw(b, shared, k, d), "v": draw(b, shared, k, d)}
+        options: dict[str, Any] = {"rule": self.rule, "causal": self.pattern not in ("self", "cross", "ffn", "window")}
+        if self.pattern == "window":
+            options["window"] = (5, 2)
+        elif self.pattern == "packed":
+            options["offsets"] = torch.tensor([0, 6, 6, 17, 23])
+        elif self.pattern in ("gated", "forgetting"):  # memories of a few slots to a few hundred
+            rate = torch.logspace(-2.5, -1.1, h)[:, None]
+            inputs["gate"] = torch.cumsum(-rate * (1 + 0.3 * draw(b, h, k).float().abs()), dim=-1).to(self.dtype)
         if self.pattern == "ffn":  # learned slots: one scale-free score and a key bias
             inputs["bias"] = draw(1, 1, 1, k)
             options["scale"] = d**-0.25
         if self.padding != "full":
             lengths = [k, k - 4, 0 if self.padding == "empty_row" else 2]
-            options["key_mask"] = torch.arange(k) < torch.tensor(lengths)[:, None]
+            options["key_mask"] = torch.arange(k) < torch.tensor(lengths[-b:])[:, None]
         return inputs, options
 
 
 def grid(rules: Sequence[str] | None = None) -> list[Case]:
-    """Return all cases of some or all rules; of the long ones only the half that small ones do not cover."""
+    """Return all cases of some or all rules; of the larger patterns only what small ones do not cover."""
     cases = [Case(*choice) for choice in product(rules or rf.rules.names(), PATTERNS, PADDINGS, DTYPES)]
-    return [
-        case
-        for case in cases
-        if case.pattern != "long" or (case.dtype is torch.float32 and case.padding != "empty_row")
-    ]
+    return [case for case in cases if _worthwhile(case)]
+
+
+def _worthwhile(case: Case) -> bool:
+    if case.pattern in LONG or case.pattern in RANGED:
+        return case.dtype is torch.float32 and case.padding in (
+            ("full",) if case.pattern == "forgetting" else ("full", "ragged")
+        )
+    return True
 
 
 def distinct(rules: Sequence[str]) -> tuple[str, ...]:
@@ -129,7 +155,7 @@ def parameters(
     """
     items: list[Any] = list(rules or rf.rules.names())
     if item == "case":
-        items = [case for case in grid(rules) if not stats or case.dtype is torch.float32]
+        items = [case for case in grid(rules) if not stats or _has_statistics(case)]
     reasons = {str(each): _refusal(impl, each, stats, mask) for each in items}
     read = [each for each in items if reasons[str(each)] is None]
     if not read and (state := kernels.availability().get(impl, "")).startswith("not available: "):
@@ -138,15 +164,22 @@ def parameters(
     return [pytest.param(impl, each, id=f"{impl}-{each}") for each in read]
 
 
+def _has_statistics(case: Case) -> bool:
+    """Return whether float32 can tell the statistics: logarithms of row sums that cancel have no digits."""
+    return case.dtype is torch.float32 and not rf.rules.get(case.rule).signed
+
+
 def _refusal(impl: str, item: Case | str, stats: bool, mask: bool) -> str | None:
     """Return why a built-in implementation cannot read a case or rule, or None if it can."""
     if ":" in impl:
         return None
-    rule, dtype = (item.rule, item.dtype) if isinstance(item, Case) else (item, torch.float32)
-    q = torch.zeros(1, 1, 2, 8, dtype=dtype)
+    case = item if isinstance(item, Case) else Case(item, "self", "full", torch.float32)
+    q, k = (torch.zeros(1, heads, 2, 8, dtype=case.dtype) for heads in (case.group, 1))
     dense = torch.ones(2, 2, dtype=torch.bool) if mask else None
-    visibility = kernels.Visibility(2, 2, q.device, mask=dense)
-    return kernels.refusal(impl, q, q, q, rf.rules.get(rule), visibility, None, stats)
+    window = (1, 1) if case.pattern in ("window", "packed") else None
+    visibility = kernels.Visibility(2, 2, q.device, mask=dense, window=window)
+    rule, gate = rf.rules.get(case.rule), torch.zeros(2) if case.pattern in ("gated", "forgetting") else None
+    return kernels.refusal(impl, q, k, k, rule, visibility, None, stats, gate)
 
 
 def implementation(name: str) -> Read:
@@ -170,7 +203,7 @@ def implementation(name: str) -> Read:
 def run(read: Read, inputs: dict[str, Tensor], options: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the read, and the gradient of a fixed random functional of it for each input."""
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in inputs.items()}
-    out = read(leaves["q"], leaves["k"], leaves["v"], bias=leaves.get("bias"), **options)
+    out = read(*_given(leaves), **_named(leaves), **options)
     probe = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(out.dtype)
     gradients = torch.autograd.grad((out * probe).sum(), list(leaves.values()))
     return out.detach(), dict(zip(leaves, gradients, strict=True))
@@ -179,7 +212,7 @@ def run(read: Read, inputs: dict[str, Tensor], options: dict[str, Any]) -> tuple
 def run_stats(read: Read, inputs: dict[str, Tensor], options: dict[str, Any]) -> tuple[RowStats, dict[str, Tensor]]:
     """Return the row statistics, and the gradient of row sums and entropies."""
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in inputs.items()}
-    _, stats = read(leaves["q"], leaves["k"], leaves["v"], bias=leaves.get("bias"), return_stats=True, **options)
+    _, stats = read(*_given(leaves), **_named(leaves), return_stats=True, **options)
     probe = torch.linspace(0.5, 1.5, stats.row_sum.numel(), dtype=stats.row_sum.dtype).view_as(stats.row_sum)
     gradients = torch.autograd.grad(
         (probe * (stats.row_sum + stats.entropy)).sum(), list(leaves.values()), allow_unused=True
@@ -187,6 +220,14 @@ def run_stats(read: Read, inputs: dict[str, Tensor], options: dict[str, Any]) ->
     zeros = [torch.zeros_like(leaf) for leaf in leaves.values()]
     filled = [zero if gradient is None else gradient for gradient, zero in zip(gradients, zeros, strict=True)]
     return stats, dict(zip(leaves, filled, strict=True))
+
+
+def _given(inputs: dict[str, Tensor]) -> list[Tensor]:
+    return [inputs[name] for name in ("q", "k", "v")]
+
+
+def _named(inputs: dict[str, Tensor]) -> dict[str, Tensor | None]:
+    return {"bias": inputs.get("bias"), **({"gate": inputs["gate"]} if "gate" in inputs else {})}
 
 
 def in_float64(inputs: dict[str, Tensor]) -> dict[str, Tensor]:

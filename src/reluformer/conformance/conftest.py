@@ -13,7 +13,7 @@ from reluformer.errors import ArgumentError
 
 @pytest.fixture
 def read(impl_name: str, request: pytest.FixtureRequest) -> Read:
-    """The implementation under test; what a function of another package refuses to do is skipped.
+    """Return the implementation under test; what another package's function refuses or does not know is skipped.
 
     A rule that --rules names must be read at least without options.
     """
@@ -29,13 +29,17 @@ def read(impl_name: str, request: pytest.FixtureRequest) -> Read:
             if named and options.keys() <= {"rule"}:
                 raise
             pytest.skip(f"{impl_name}: {refusal}")
+        except TypeError as refusal:
+            if "unexpected keyword argument" not in str(refusal):
+                raise
+            pytest.skip(f"{impl_name}: {refusal}")
 
     return or_skip
 
 
 @pytest.fixture(autouse=True)
 def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uninitialised floating-point memory is NaN, so that a forgotten write shows."""
+    """Fill uninitialised floating-point memory with NaN, so that a forgotten write shows."""
 
     def poison(allocate: Any) -> Any:
         def allocate_nan(*args: Any, **options: Any) -> Any:

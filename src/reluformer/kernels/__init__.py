@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from reluformer.errors import ArgumentError, UnknownNameError, nearest
-from reluformer.kernels import cpu, derivatives, nonfinite, reference, sdpa, triton
+from reluformer.kernels import cpu, derivatives, nonfinite, parts, reference, sdpa, triton
 from reluformer.kernels.moments import level_bias
-from reluformer.kernels.operands import Bias, RowKeyBias, Visibility
+from reluformer.kernels.native.library import LOG_N
+from reluformer.kernels.operands import Bias, Gate, RowKeyBias, Visibility, Window, with_gate
 from reluformer.kernels.reference import RowStats
-from reluformer.rules import Formula, Pointwise, Rule, formula_of
+from reluformer.rules import Formula, Pointwise, RowCentered, Rule, formula_of
 
 __all__ = [
     "IMPLEMENTATIONS",
@@ -25,12 +26,14 @@ __all__ = [
     "RowKeyBias",
     "RowStats",
     "Visibility",
+    "Window",
     "availability",
     "fastest",
     "learning_pays",
     "read_learned",
     "refusal",
     "run",
+    "skipped_share",
 ]
 
 IMPLEMENTATIONS = ("auto", "reference", "sdpa", "cpu", "cpu_dense", "cpu_sparse", "triton")
@@ -47,19 +50,25 @@ def run(
     bias: Bias | None,
     scale: float,
     stats: bool,
+    gate: Gate | None = None,
+    sink: Tensor | None = None,
+    approximate: bool = False,
 ) -> tuple[Tensor, RowStats | None]:
     """Read with `impl`.
 
     Args:
         impl: one of `IMPLEMENTATIONS`; "auto" takes the fastest that can do the read.
         q: (B, H, Tq, d).
-        k: (B, H, Tk, d).
-        v: (B, H, Tk, dv).
+        k: (B, Hk, Tk, d); Hk divides H.
+        v: (B, Hk, Tk, dv).
         rule: the rule.
         visibility: which slots each query sees.
         bias: a bias of the scores.
         scale: the factor of the scores.
         stats: whether row statistics are asked for.
+        gate: cumulative sums of log forget gates, broadcasts to (B, H, Tk).
+        sink: (H,), the score of a slot without value that every query sees; for softmax.
+        approximate: whether fused softmax may leave out slots whose weights together are below e^-10.
 
     Returns:
         The read (B, H, Tq, dv), and its row statistics or None.
@@ -71,16 +80,18 @@ def run(
     if impl not in IMPLEMENTATIONS:
         raise UnknownNameError(f"unknown impl '{impl}'; {nearest(impl, IMPLEMENTATIONS)}")
     formula = formula_of(rule)
+    if gate is not None and not isinstance(rule, RowCentered):
+        bias, gate = with_gate(bias, gate, visibility.queries), None
     if impl == "auto":
-        chosen = _fastest(q, k, v, formula, visibility, bias, stats)
-    elif reason := refusal(impl, q, k, v, rule, visibility, bias, stats):
+        chosen = _fastest(q, k, v, formula, visibility, bias, stats, gate)
+    elif reason := refusal(impl, q, k, v, rule, visibility, bias, stats, gate):
         raise ArgumentError(f"impl='{impl}' cannot read rule '{rule.name}' here: {reason}; use impl='auto'")
     else:
         chosen = impl
     if visibility.everything:
-        return _read(chosen, q, k, v, rule, formula, visibility, bias, scale, stats)
+        return _read(chosen, q, k, v, rule, formula, visibility, bias, scale, stats, gate, sink, approximate)
     return nonfinite.isolated(
-        lambda k, v: _read(chosen, q, k, v, rule, formula, visibility, bias, scale, stats),
+        lambda k, v: _read(chosen, q, k, v, rule, formula, visibility, bias, scale, stats, gate, sink, approximate),
         q,
         k,
         v,
@@ -100,19 +111,30 @@ def _read(
     bias: Bias | None,
     scale: float,
     stats: bool,
+    gate: Gate | None,
+    sink: Tensor | None,
+    approximate: bool,
 ) -> tuple[Tensor, RowStats | None]:
     """Read with an implementation that can do it; the arguments are those of `run`."""
     if chosen == "reference":
-        return reference.read(q, k, v, rule, visibility, bias, scale, stats)
+        return reference.read(q, k, v, rule, visibility, bias, scale, stats, gate, sink)
     assert formula is not None
     if chosen == "sdpa":
-        return sdpa.read(q, k, v, visibility, bias, scale), None
-    if formula.level is not None and formula.level != cpu.LOG_N:
-        bias = level_bias(q, k, formula.level, visibility, bias, scale)
-        formula = formula.without_level()
+        return sdpa.read(q, k, v, formula, visibility, bias, scale, sink, approximate), None
     if chosen == "triton":
+        if formula.level is not None and formula.level != LOG_N:
+            bias = level_bias(q, k, formula.level, visibility, bias, scale)
+            formula = formula.without_level()
         return triton.read(q, k, v, formula, visibility, bias, scale, stats)
-    return cpu.read(q, k, v, formula, visibility, bias, scale, stats, chosen)
+    return parts.read(q, k, v, formula, visibility, bias, scale, stats, chosen, gate)
+
+
+def skipped_share(q: Tensor, k: Tensor, rule: Rule, visibility: Visibility, gate: Gate, scale: float) -> float:
+    """Return the share of the pairs of a causal read that the CPU kernel proves to have no weight; see `memory`."""
+    formula = formula_of(rule)
+    if formula is None or refusal("cpu", q, k, k, rule, visibility, None, False):
+        return 0.0
+    return parts.skipped_share(q, k, formula, visibility, gate, scale)
 
 
 def refusal(
@@ -124,16 +146,40 @@ def refusal(
     visibility: Visibility,
     bias: Bias | None,
     stats: bool,
+    gate: Gate | None = None,
 ) -> str | None:
     """Return why `impl` cannot do this read, or None if it can. The arguments are those of `run`."""
     formula = formula_of(rule)
+    if not isinstance(rule, RowCentered):
+        gate = None  # it is a bias of rows and keys
     if impl != "reference" and 0 in (q.size(-1), v.size(-1)):
         return "the heads have width 0"
     if impl == "sdpa":
         return sdpa.refusal(formula, stats)
     if impl in cpu.MODES:
-        return cpu.refusal(q, formula, visibility, bias, impl)
-    return triton.refusal(q, k, v, formula, visibility, bias) if impl == "triton" else None
+        return _beyond_kernel(q, formula, visibility, gate) or cpu.refusal(q, formula, visibility, bias, impl, stats)
+    if impl == "triton":
+        return _beyond_triton(q, k, visibility, gate) or triton.refusal(q, k, v, formula, visibility, bias)
+    return None
+
+
+def _beyond_kernel(q: Tensor, formula: Formula | None, visibility: Visibility, gate: Gate | None) -> str | None:
+    """Return what of the operands of language models the CPU kernel cannot take in parts, or None."""
+    if visibility.window is not None and visibility.window != (None, None):
+        return "it takes no window"
+    if gate is not None and formula is not None and formula.rest:
+        return "it takes no gate beside the rest of a row"
+    traced = not derivatives.eager(q) and visibility.offsets is not None
+    return "it takes no offsets where a compiler traces" if traced else None
+
+
+def _beyond_triton(q: Tensor, k: Tensor, visibility: Visibility, gate: Gate | None) -> str | None:
+    """Return which of the operands of language models the Triton kernel does not take, or None."""
+    if q.size(1) != k.size(1):
+        return "it takes as many heads of keys as of queries"
+    if visibility.ranged:
+        return "it takes no window and no offsets"
+    return None if gate is None else "it takes no gate beside the level of centred rules"
 
 
 def fastest(q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None, stats: bool) -> str:
@@ -142,19 +188,28 @@ def fastest(q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility,
     Operators that ONNX does not have stay out of its graphs, and Triton is never chosen: nobody has run it on a GPU.
     Where a derivative is asked for that compiled operators do not have (derivatives.py), it is the reference.
     """
-    return _fastest(q, k, v, formula_of(rule), visibility, bias, stats)
+    return _fastest(q, k, v, formula_of(rule), visibility, bias, stats, None)
 
 
 def _fastest(
-    q: Tensor, k: Tensor, v: Tensor, formula: Formula | None, visibility: Visibility, bias: Bias | None, stats: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    formula: Formula | None,
+    visibility: Visibility,
+    bias: Bias | None,
+    stats: bool,
+    gate: Gate | None,
 ) -> str:
     if formula is None or derivatives.unsupported() or 0 in (q.size(-1), v.size(-1)):
         return "reference"
     if _traced() and torch.onnx.is_in_onnx_export():  # an export always traces, and asking for it costs more
         return "reference"
-    if formula.is_softmax and not stats:
+    if sdpa.knows(formula) and not stats:
         return "sdpa"
-    if cpu.pays(q, k, v, formula, visibility, stats) and cpu.refusal(q, formula, visibility, bias) is None:
+    if _beyond_kernel(q, formula, visibility, gate):
+        return "reference"
+    if cpu.pays(q, k, v, formula, visibility, stats) and cpu.refusal(q, formula, visibility, bias, stats=stats) is None:
         return "cpu"
     return "reference"
 

@@ -7,7 +7,7 @@ once more with zeros in the slots that are not finite. Rows that see none of tho
 
 A row that sees such a slot keeps its first read, which mostly is NaN, and has the gradients of the second one.
 
-Shapes: B batch, H heads, Tq queries, Tk slots.
+Shapes: B batch, H heads, Hk heads of keys, Tq queries, Tk slots.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from reluformer.kernels import derivatives
 from reluformer.kernels.operands import Visibility, with_rows
@@ -39,8 +40,8 @@ def isolated(
     Args:
         read: the read of q with some implementation, from keys and values.
         q: (B, H, Tq, d).
-        k: (B, H, Tk, d).
-        v: (B, H, Tk, dv).
+        k: (B, Hk, Tk, d).
+        v: (B, Hk, Tk, dv).
         visibility: which slots each query sees; some are hidden.
         exact: whether the implementation itself leaves out hidden slots as long as it computes no gradient.
     """
@@ -52,8 +53,8 @@ def isolated(
     first = read(k, v)
     if _surely_finite(first[0]) and not (trains and not _surely_finite(k)):
         return first
-    stray = ~(torch.isfinite(k).all(-1) & torch.isfinite(v).all(-1))  # (B, H, Tk)
-    spoilt = _rows_that_see(stray, visibility)  # (B, H, Tq)
+    stray = ~(torch.isfinite(k).all(-1) & torch.isfinite(v).all(-1))  # (B, Hk, Tk)
+    spoilt = _rows_that_see(stray.repeat_interleave(q.size(1) // k.size(1), 1), visibility)  # (B, H, Tq)
     if not bool(stray.any()) or bool(spoilt.all()):
         return first
     hidden = stray.unsqueeze(-1)
@@ -80,7 +81,10 @@ def _without_hidden(slots: Tensor, visibility: Visibility) -> Tensor:
     if visibility.key_mask is not None:
         slots = slots.masked_fill(~visibility.key_mask[:, None, :, None], 0)
     if visibility.mask is not None:
-        slots = slots.masked_fill(~with_rows(visibility.mask).any(-2).unsqueeze(-1), 0)
+        seen = with_rows(visibility.mask).any(-2)
+        if seen.ndim > 1 and seen.size(-2) not in (1, slots.size(1)):  # seen by any of the heads that share the slot
+            seen = seen.reshape(*seen.shape[:-2], slots.size(1), -1, seen.size(-1)).any(-2)
+        slots = slots.masked_fill(~seen.unsqueeze(-1), 0)
     return slots
 
 
@@ -92,6 +96,10 @@ def _rows_that_see(slots: Tensor, visibility: Visibility) -> Tensor:
         return (visible & slots.unsqueeze(-2)).any(-1).expand(*slots.shape[:2], visibility.queries)
     if visibility.key_mask is not None:
         slots = slots & visibility.key_mask[:, None]
+    if visibility.ranged:
+        before = F.pad(slots.cumsum(-1), (1, 0))
+        begin, end = visibility.ranges()
+        return before[..., end] > before[..., begin]
     if visibility.hides_future:
         return (slots.cumsum(-1) > 0)[..., visibility.first_position :]
     return slots.any(-1, keepdim=True).expand(*slots.shape[:2], visibility.queries)

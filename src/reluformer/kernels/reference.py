@@ -17,30 +17,118 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from reluformer.kernels.operands import Bias, Visibility, dense_bias
+from reluformer.kernels.operands import (
+    Bias,
+    Gate,
+    RowKeyBias,
+    Visibility,
+    dense_bias,
+    grouped_product,
+    with_gate,
+    with_rows,
+)
 from reluformer.rules import Pointwise, Rule
+
+BLOCK = 512
+"""Rows of a block, where a window or packed sequences bound the slots that rows see."""
 
 
 def read(
-    q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None, scale: float, stats: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rule: Rule,
+    visibility: Visibility,
+    bias: Bias | None,
+    scale: float,
+    stats: bool,
+    gate: Gate | None = None,
+    sink: Tensor | None = None,
 ) -> tuple[Tensor, RowStats | None]:
-    """Read (B,H,Tq,d), (B,H,Tk,d), (B,H,Tk,dv) -> (B,H,Tq,dv), with the row statistics if `stats`."""
+    """Read (B,H,Tq,d), (B,Hk,Tk,d), (B,Hk,Tk,dv) -> (B,H,Tq,dv), with the row statistics if `stats`.
+
+    `gate` is for rules of centred scores and `sink` for softmax; see `memory.read`.
+    """
+    if visibility.ranged and visibility.queries > BLOCK and not torch.compiler.is_compiling():
+        return _by_blocks(q, k, v, rule, visibility, bias, scale, stats, gate, sink)
     if stats:
-        dense, statistics = weights(q, k, rule, visibility, bias, scale)
-        return torch.matmul(dense.to(v.dtype), v), statistics
-    if not isinstance(rule, Pointwise):
+        dense, statistics = weights(q, k, rule, visibility, bias, scale, gate, sink)
+        return grouped_product(dense.to(v.dtype), v), statistics
+    if gate is not None or sink is not None or not isinstance(rule, Pointwise):
         scores, n = _scores(q, k, bias, scale, rule), _counts(visibility, q)
-        return torch.matmul(rule.weights(scores, n, visibility.dense()).to(v.dtype), v), None
+        return grouped_product(_weights(rule, scores, n, visibility, gate, sink).to(v.dtype), v), None
     if visibility.everything and not torch.compiler.is_dynamo_compiling():  # a number from a tensor breaks its graph
         n, row_scale, folds = _uniform(type(rule), rule, visibility.slots)
         if folds and bias is None and row_scale is not None:
             scale, row_scale = scale * row_scale, None  # c ReLU(s) = ReLU(c s)
-        out = torch.matmul(rule.activate(_scores(q, k, bias, scale, rule), n).to(v.dtype), v)
+        out = grouped_product(rule.activate(_scores(q, k, bias, scale, rule), n).to(v.dtype), v)
         return (out if row_scale is None else out * row_scale), None
     n = _counts(visibility, q)
-    out = torch.matmul(rule.activations(_scores(q, k, bias, scale, rule), n, visibility.dense()).to(v.dtype), v)
+    activations = rule.activations(_scores(q, k, bias, scale, rule), n, visibility.dense())
+    out = grouped_product(activations.to(v.dtype), v)
     row_factor = rule.row_scale(n)
     return (out if row_factor is None else out * row_factor.to(out.dtype)), None
+
+
+def _by_blocks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rule: Rule,
+    visibility: Visibility,
+    bias: Bias | None,
+    scale: float,
+    stats: bool,
+    gate: Gate | None,
+    sink: Tensor | None,
+) -> tuple[Tensor, RowStats | None]:
+    """Read block after block of rows, each against the range of slots that its rows see, and no others."""
+    added = dense_bias(bias) if isinstance(bias, Tensor) else None
+    moved = None if gate is None else with_gate(None, gate, visibility.queries)
+    found = []
+    for block, slots, inside in visibility.blocks(BLOCK):
+        own: Bias | None = bias if added is None else _part(added, block, slots, visibility)
+        if isinstance(bias, RowKeyBias):
+            own = _terms(bias, block, slots)
+        gated = _terms(moved, block, slots) if isinstance(moved, RowKeyBias) else None
+        part = (q[:, :, block], k[:, :, slots], v[:, :, slots])
+        found.append(read(*part, rule, inside, own, scale, stats, gated, sink))
+    out = torch.cat([out for out, _ in found], dim=2)
+    if not stats:
+        return out, None
+    rows = zip(*(row for _, row in found if row is not None), strict=True)
+    return out, RowStats(*(torch.cat(row, dim=2) for row in rows))
+
+
+def _part(x: Tensor, rows: slice, slots: slice, visibility: Visibility) -> Tensor:
+    """Return the part of a dense bias that belongs to some rows and slots."""
+    x = with_rows(x)
+    return x.expand(*x.shape[:-2], visibility.queries, visibility.slots)[..., rows, slots]
+
+
+def _terms(bias: RowKeyBias, rows: slice, slots: slice) -> RowKeyBias:
+    """Return the terms of some rows and slots; a single term stands for all."""
+    return RowKeyBias(
+        bias.rows if bias.rows.size(-1) == 1 else bias.rows[..., rows],
+        bias.keys if bias.keys.size(-1) == 1 else bias.keys[..., slots],
+    )
+
+
+def _weights(
+    rule: Rule, scores: Tensor, n: Tensor, visibility: Visibility, gate: Gate | None, sink: Tensor | None
+) -> Tensor:
+    """Return the weights of dense scores (B, H, Tq, Tk), with a gate or a sink where there is one."""
+    visible = visibility.dense()
+    if sink is not None:  # one more slot, which every query sees, which counts for nothing and has no value
+        column = sink.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+        hidden = scores if visible is None else scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+        found = torch.softmax(torch.cat([hidden, column], dim=-1), dim=-1)[..., :-1]
+        return found if visible is None else found.masked_fill(~visible, 0)
+    if gate is not None:
+        moved = dense_bias(with_gate(None, gate, scores.size(-2)))
+        assert moved is not None
+        return rule.gated_weights(scores, moved.to(scores.dtype), n, visible)
+    return rule.weights(scores, n, visible)
 
 
 @lru_cache(maxsize=1024)
@@ -56,21 +144,28 @@ def _uniform(kind: type[Pointwise], rule: Pointwise, slots: int) -> tuple[Tensor
 
 
 def weights(
-    q: Tensor, k: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None, scale: float
+    q: Tensor,
+    k: Tensor,
+    rule: Rule,
+    visibility: Visibility,
+    bias: Bias | None,
+    scale: float,
+    gate: Gate | None = None,
+    sink: Tensor | None = None,
 ) -> tuple[Tensor, RowStats]:
     """Return the weights themselves, (B, H, Tq, Tk), and their statistics."""
-    visible = visibility.dense()
-    dense = rule.weights(_scores(q, k, bias, scale, rule), _counts(visibility, q), visible)
-    return dense, row_stats(dense, visible, visibility.counts())
+    scores, n, visible = _scores(q, k, bias, scale, rule), _counts(visibility, q), visibility.dense()
+    dense = _weights(rule, scores, n, visibility, gate, sink)
+    return dense, row_stats(dense, visible, visibility.counts(), rule.unread(scores.detach(), n, visible))
 
 
 def _scores(q: Tensor, k: Tensor, bias: Bias | None, scale: float, rule: Rule) -> Tensor:
     """Return scale * q k^T + bias, at least in float32; for rules of centred scores the products are, too."""
     if rule.wide_scores:
         with without_autocast(q):
-            scores = torch.matmul(widened(q) * scale, widened(k).transpose(-1, -2))
+            scores = grouped_product(widened(q) * scale, widened(k).transpose(-1, -2))
     else:
-        scores = widened(torch.matmul(q * scale, k.transpose(-1, -2)))
+        scores = widened(grouped_product(q * scale, k.transpose(-1, -2)))
     added = dense_bias(bias)
     return scores if added is None else scores + added
 
@@ -111,7 +206,8 @@ class RowStats(NamedTuple):
     entropy: Tensor
     """H = log R - (sum w log w) / R, the entropy of the weights over their sum; 0 where R = 0."""
     zero_fraction: Tensor
-    """The share of the visible slots whose weight is exactly 0; 0 where nothing is visible."""
+    """The share of the visible slots whose weight is exactly 0, or who have none but their share of the rest; 0 where
+    nothing is visible."""
     n_visible: Tensor
     """The number of visible slots, int64."""
 
@@ -135,16 +231,17 @@ def entropy_of(row_sum: Tensor, sum_w_log_w: Tensor) -> Tensor:
     return torch.where(live, safe.log() - sum_w_log_w / safe, torch.zeros_like(row_sum))
 
 
-def row_stats(weights: Tensor, visible: Tensor | None, n_visible: Tensor) -> RowStats:
+def row_stats(weights: Tensor, visible: Tensor | None, n_visible: Tensor, unread: Tensor | None = None) -> RowStats:
     """Return the statistics of dense weights.
 
     Args:
         weights: (B, H, Tq, Tk), 0 at hidden slots.
         visible: boolean, broadcasts to weights; None where every slot is visible.
         n_visible: number of visible slots, broadcasts to (B, H, Tq).
+        unread: which slots count as zeros, of the shape of weights; None for those whose weight is 0.
     """
     row_sum = weights.sum(-1)
-    zeros = weights.detach() == 0
+    zeros = weights.detach() == 0 if unread is None else unread
     if visible is not None:
         zeros = zeros & visible
     n_visible = n_visible.expand(row_sum.shape)

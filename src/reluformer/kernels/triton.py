@@ -56,6 +56,8 @@ def refusal(
         return f"bias has shape {tuple(bias.shape)}; it must be (..., 1, Tk), (..., Tq, 1) or a RowKeyBias"
     if formula is None or formula.activation not in ACTIVATIONS:
         return f"the rule is not one of its formulas; it knows the activations {', '.join(ACTIVATIONS)}"
+    if formula.rest:
+        return "a rest is read by the CPU kernel and the reference only"
     if formula.level is not None and formula.level.cap is not None:
         return "the level of its rows has a cap, which needs the best score of a row first"
     if q.dtype not in DTYPES or not q.dtype == k.dtype == v.dtype:
@@ -132,7 +134,7 @@ def _read(
     entropies: bool,
     exact: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The read, sum w, sum w log w and the number of zeros of each row; empty where not asked for.
+    """Return the read, sum w, sum w log w and the number of zeros of each row; empty where not asked for.
 
     bias: (B, H, Tk); factor: (B, Tq); shift: (B, H, Tq); first: position of the first query if
     causal, else -1; exact: the read in float32, whatever the inputs are.
@@ -166,7 +168,7 @@ def _read_backward(
     entropies: bool,
     with_d_shift: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, bias and shift; the last two are empty without a bias, and if not asked for."""
+    """Return the gradients of q, k, v, bias and shift; the last two are empty without a bias, and if not asked for."""
     d_q, d_k, d_v, d_bias, d_shift = gradients = _gradients(q, k, v, bias, with_d_shift)
     if _nothing(q, k):
         for part in gradients:

@@ -29,7 +29,7 @@ HIGHEST = tl.constexpr(60.0)
 
 @triton.jit
 def product(a, b, WIDEN: tl.constexpr):
-    """a b in float32. WIDEN: Triton's interpreter cannot multiply bfloat16."""
+    """Return a b in float32. WIDEN is set because Triton's interpreter cannot multiply bfloat16."""
     if WIDEN:
         a = a.to(tl.float32)
         b = b.to(tl.float32)
@@ -53,7 +53,7 @@ def activate(s, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def slope(s, a, ACTIVATION: tl.constexpr):
-    """a'(s), given a = a(s)."""
+    """Return a'(s), given a = a(s)."""
     if ACTIVATION == RELU:
         return tl.where(s > 0, 1.0, 0.0)
     elif ACTIVATION == RELU_SQUARED:
@@ -71,7 +71,7 @@ def log_or_zero(u):
 
 @triton.jit
 def load_tile(base, step, lines, end, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Lines of a matrix, (len(lines), PADDED), 0 outside of it."""
+    """Load lines of a matrix as (len(lines), PADDED), with 0 outside of it."""
     columns = tl.arange(0, PADDED)
     inside = (lines[:, None] < end) & (columns[None, :] < WIDTH)
     return tl.load(base + lines[:, None].to(tl.int64) * step + columns[None, :], mask=inside, other=0.0)
@@ -79,7 +79,7 @@ def load_tile(base, step, lines, end, WIDTH: tl.constexpr, PADDED: tl.constexpr)
 
 @triton.jit
 def store_tile(base, tile, lines, end, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Into a contiguous matrix of rows of WIDTH."""
+    """Store a tile into a contiguous matrix of rows of WIDTH."""
     columns = tl.arange(0, PADDED)
     inside = (lines[:, None] < end) & (columns[None, :] < WIDTH)
     target = base + lines[:, None].to(tl.int64) * WIDTH + columns[None, :]
@@ -93,7 +93,7 @@ def load_line(base, lines, end):
 
 @triton.jit
 def visible_pairs(mask, rows, slots, n_rows, n_slots, first, CAUSAL: tl.constexpr, MASKED: tl.constexpr):
-    """(BQ, BK): which slots the rows may see; `first` is the position of row 0."""
+    """Return (BQ, BK): which slots the rows may see; `first` is the position of row 0."""
     pairs = (rows[:, None] < n_rows) & (slots[None, :] < n_slots)
     if CAUSAL:
         pairs = pairs & (slots[None, :] <= rows[:, None] + first)
@@ -119,7 +119,7 @@ def read_rows(
     ACTIVATION: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, BIASED: tl.constexpr,
     SUMS: tl.constexpr, ENTROPIES: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Forward: a program reads BQ rows of one head."""
+    """Read BQ rows of one head in each program."""
     head = tl.program_id(1).to(tl.int64)
     b, h = head // heads, head % heads
     rows = tl.program_id(0) * BQ + tl.arange(0, BQ)
@@ -160,7 +160,7 @@ def score_gradient(
     s, a, g, v, factor, d_sum, d_w_log_w,
     ACTIVATION: tl.constexpr, SUMS: tl.constexpr, ENTROPIES: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """ds (BQ, BK), not yet 0 at hidden pairs."""
+    """Return ds (BQ, BK), not yet 0 at hidden pairs."""
     d_a = product(g, tl.trans(v), WIDEN)
     if SUMS:
         d_a += (factor * d_sum)[:, None]
@@ -179,7 +179,7 @@ def differentiate_rows(
     ACTIVATION: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, BIASED: tl.constexpr,
     SUMS: tl.constexpr, ENTROPIES: tl.constexpr, WIDEN: tl.constexpr, WITH_D_SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """Backward: a program computes dq of BQ rows, and dt if asked."""
+    """Compute dq of BQ rows, and dt if asked, in each program of the backward pass."""
     head = tl.program_id(1).to(tl.int64)
     b, h = head // heads, head % heads
     rows = tl.program_id(0) * BQ + tl.arange(0, BQ)
@@ -221,7 +221,7 @@ def differentiate_slots(
     ACTIVATION: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, BIASED: tl.constexpr,
     SUMS: tl.constexpr, ENTROPIES: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Backward: a program computes dk, dv and db of BK slots."""
+    """Compute dk, dv and db of BK slots in each program of the backward pass."""
     head = tl.program_id(1).to(tl.int64)
     b, h = head // heads, head % heads
     slots = tl.program_id(0) * BK + tl.arange(0, BK)

@@ -1,8 +1,9 @@
 """Models built from the layers, and how they are stored.
 
 config            the sizes of a model and the rule of each of its memories
-blocks            attention and feed-forward layers with their residual connections
+blocks            attention and feed-forward layers with their residual connections; the base of models
 encoder_decoder   ReLUFormer and Transformer, from the same blocks
+language_model    a decoder alone, with rotary positions or a forget gate
 storage           a directory with config.json and model.safetensors
 """
 

@@ -34,6 +34,8 @@ RuleField = Annotated[Rule, BeforeValidator(_rule_from), PlainSerializer(rules.s
 
 Preset = Literal["tiny", "iwslt", "base"]
 Architecture = Literal["reluformer", "transformer"]
+LanguagePreset = Literal["tiny", "small", "base"]
+LanguageArchitecture = Literal["transformer", "fox", "reluformer", "transformer_pro", "fox_pro", "reluformer_pro"]
 
 
 class ModelConfig(Config):
@@ -73,6 +75,10 @@ class ModelConfig(Config):
     """LayerNorm before each sublayer, or after its residual sum."""
     positions: Literal["sinusoidal", "rotary", "both"] = "sinusoidal"
     """Added to the embeddings, or a rotation of queries and keys in self-attention, or both."""
+    separator: int | None = Field(default=None, ge=0, le=2**31 - 1, examples=[3])
+    """Id of the token between sentences, 3 in the tokenizers of this package. Given, each embedding also
+    gets the sinusoids of the number of its sentence, on both sides, so that a decoder keeps its place
+    in a long document. Unset: sentences are not counted."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
     """On embeddings and sublayer outputs, never on weights."""
     tied_embeddings: bool = True
@@ -111,6 +117,11 @@ class ModelConfig(Config):
             raise ValueError(
                 "ffn: learn_gamma is a factor for each head of attention; drop it, a feed-forward memory has none"
             )
+        if self.separator is not None and self.separator >= self.vocab_size:
+            raise ValueError(
+                f"separator={self.separator} is no token of a vocabulary of {self.vocab_size}; the tokenizers of this "
+                "package use 3"
+            )
         if self.positions != "sinusoidal" and (self.width // self.heads) % 2:
             raise ValueError(
                 f"rotary positions need an even head width, got {self.width // self.heads}; change width or heads"
@@ -146,6 +157,115 @@ class ModelConfig(Config):
         return cls(**values)
 
 
+class LanguageConfig(Config):
+    """Everything that decides the shape and the mathematics of a `LanguageModel`.
+
+    Example:
+        >>> LanguageConfig(vocab_size=100, width=64, heads=4, key_heads=2).attention.name
+        'relu_chance'
+    """
+
+    vocab_size: int = Field(gt=0, le=2**31 - 1)
+    """Entries of the vocabulary."""
+    width: int = Field(default=256, gt=0, le=2**16)
+    """Width of the residual stream."""
+    heads: int = Field(default=4, gt=0, le=2**16)
+    """Heads of queries; they divide the width."""
+    key_heads: int | None = Field(default=None, gt=0, le=2**16, examples=[2])
+    """Heads of keys and values, which divide `heads`: consecutive heads of queries share one. Unset: `heads`."""
+    layers: int = Field(default=4, ge=0, le=1000)
+    """Blocks."""
+    slots: int = Field(default=1024, gt=0, le=2**22)
+    """Learned slots of each feed-forward memory (the FFN's hidden width)."""
+
+    attention: RuleField = rules.ReluChance()
+    """Rule of the causal self-attention."""
+    ffn: RuleField = rules.ReluPlain()
+    """Rule of the feed-forward layers."""
+
+    positions: Literal["rotary", "none", "forget"] = "rotary"
+    """A rotation of queries and keys, nothing, or a forget gate in place of positions."""
+    forget: Literal["zero", "spread", "fixed"] = "spread"
+    """How the forget gate starts, where positions are "forget": at one half for all heads (as in the paper), with
+    memories from 2 to 2,000 tokens spread over the heads, or so without looking at the token."""
+    window: int | None = Field(default=None, ge=1, le=2**31 - 1, examples=[512])
+    """Newest tokens that a token sees, itself included. Unset: its whole prefix."""
+    qk_norm: bool = False
+    """RMS norms of queries and keys in each head; `tra` wants them."""
+    output_gate: bool = False
+    """What a head reads is normed, and all heads are multiplied by a gate of the token."""
+    shift: bool = False
+    """Keys and values are mixed with those of the token before."""
+    learn_offset: bool = False
+    """Each head learns a number that is added to its scores. Row-wise rules have none."""
+
+    norm: Literal["pre", "post"] = "pre"
+    """LayerNorm before each sublayer, or after its residual sum."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """On embeddings and sublayer outputs, never on weights."""
+    tied_embeddings: bool = True
+    """One matrix for input and output embeddings."""
+    ffn_bias: bool | None = None
+    """As in `ModelConfig`."""
+    ffn_value_std: float | None = Field(default=None, gt=0, le=1e6, examples=[0.05])
+    """As in `ModelConfig`."""
+    checkpoint_activations: bool = False
+    """Recompute each block in the backward pass instead of keeping its activations."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.width % self.heads:
+            raise ValueError(f"heads={self.heads} does not divide width={self.width}; change one of them")
+        if self.key_heads is not None and self.heads % self.key_heads:
+            raise ValueError(
+                f"key_heads={self.key_heads} does not divide heads={self.heads}; use a divisor, so that equally many "
+                "heads of queries share each of them"
+            )
+        if self.positions == "rotary" and (self.width // self.heads) % 2:
+            raise ValueError(
+                f"rotary positions need an even head width, got {self.width // self.heads}; change width or heads"
+            )
+        if self.learn_offset and self.attention.shift_invariant:
+            raise ValueError("learn_offset=true makes no difference to row-wise rules such as softmax; drop it")
+        if getattr(self.ffn, "learn_gamma", False) or getattr(self.ffn, "learn_sink", False):
+            raise ValueError(
+                "ffn: what a rule learns for each head is for attention; drop it for the feed-forward memory"
+            )
+        return self
+
+    def rules(self) -> tuple[Rule, ...]:
+        """Returns the rule of the feed-forward memory, then that of attention."""
+        return self.ffn, self.attention
+
+    @classmethod
+    def preset(
+        cls, size: LanguagePreset | str, architecture: LanguageArchitecture | str = "fox", **changes: Any
+    ) -> Self:
+        """Returns one of the named sizes with one of the named architectures.
+
+        Args:
+            size: "tiny", "small" or "base".
+            architecture: "transformer" has softmax and rotary positions, "fox" softmax and a forget gate, "reluformer"
+                the rule `relu_chance` and a forget gate. "transformer_pro", "fox_pro" and "reluformer_pro" add norms
+                of queries and keys, an output gate, and shifted keys and values.
+            **changes: Values that replace those of the preset; `vocab_size` is required.
+
+        Raises:
+            UnknownNameError: The size or the architecture has no such name.
+            ConfigError: A changed value does not fit.
+
+        Example:
+            >>> LanguageConfig.preset("tiny", "fox_pro", vocab_size=100).positions
+            'forget'
+        """
+        values = {
+            **_entry(_LANGUAGE_SIZES, size, "size"),
+            **_entry(_LANGUAGE_ARCHITECTURES, architecture, "architecture"),
+            **changes,
+        }
+        return cls(**values)
+
+
 _SIZES: dict[str, dict[str, Any]] = {
     # for two cores
     "tiny": dict(width=192, heads=4, encoder_layers=3, decoder_layers=3, slots=768, dropout=0.1),
@@ -157,6 +277,24 @@ _SIZES: dict[str, dict[str, Any]] = {
 _ARCHITECTURES: dict[str, dict[str, Any]] = {
     name: dict(ffn="relu_plain", encoder_attention=rule, decoder_attention=rule, cross_attention=rule)
     for name, rule in (("reluformer", "relu"), ("transformer", "softmax"))
+}
+
+
+_LANGUAGE_SIZES: dict[str, dict[str, Any]] = {
+    # for two cores
+    "tiny": dict(width=128, heads=4, layers=2, slots=512),
+    "small": dict(width=256, heads=4, layers=4, slots=1024),
+    "base": dict(width=768, heads=12, layers=12, slots=3072),
+}
+_PRO = dict(qk_norm=True, output_gate=True, shift=True)
+_LANGUAGE_ARCHITECTURES: dict[str, dict[str, Any]] = {
+    f"{name}{suffix}": {**values, **more}
+    for name, values in (
+        ("transformer", dict(attention="softmax", positions="rotary")),
+        ("fox", dict(attention="softmax", positions="forget", forget="zero")),
+        ("reluformer", dict(attention="relu_chance", positions="forget", forget="spread")),
+    )
+    for suffix, more in (("", {}), ("_pro", _PRO))
 }
 
 

@@ -11,27 +11,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from reluformer.errors import ArgumentError
 from reluformer.layers import Rotation, SlotCache, TokenSlots, rotation, sinusoids
 from reluformer.memory import RowStats
-from reluformer.models import storage
-from reluformer.models.blocks import Block
+from reluformer.models.blocks import Block, Model
+from reluformer.models.blocks import Output as Output
 from reluformer.models.config import ModelConfig
-
-
-class Output(NamedTuple):
-    """The logits (B, T, V), and the row statistics of each attention by name, if they were asked for."""
-
-    logits: Tensor
-    reads: dict[str, RowStats]
 
 
 class Encoded(NamedTuple):
@@ -49,14 +40,17 @@ class DecoderState:
         self.source = source
         self.caches = [SlotCache() for _ in source]
         self.length = 0
+        self.sentences: Tensor | None = None  # (B): separators so far, None = none yet
 
     def reorder(self, rows: Tensor) -> None:
         """Keeps these rows of the decoded batch; the slots of the source stay as they are."""
+        if self.sentences is not None:
+            self.sentences = self.sentences.index_select(0, rows)
         for cache in self.caches:
             cache.reorder(rows)
 
 
-class ReLUFormer(nn.Module):
+class ReLUFormer(Model):
     """An encoder-decoder with a rule for each kind of memory; see `ModelConfig`.
 
     Example:
@@ -67,9 +61,11 @@ class ReLUFormer(nn.Module):
         torch.Size([2, 3, 50])
     """
 
+    schema = ModelConfig
+    config: ModelConfig
+
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
 
         def table() -> nn.Embedding:
             return nn.Embedding(config.vocab_size, config.width)
@@ -147,70 +143,40 @@ class ReLUFormer(nn.Module):
 
         The rows of one source stand together. The result is equal to that of `decode` on the whole prefix.
         """
-        x, turn = self._embed(self.target_embedding, tokens, first=state.length)
+        x, turn = self._embed(self.target_embedding, tokens, first=state.length, sentences=state.sentences)
+        if self.config.separator is not None:
+            state.sentences = self._sentences(tokens, state.sentences)[:, -1]
         for block, cache, source in zip(self._decoder_blocks(), state.caches, state.source, strict=True):
             x, _ = block(x, source=source, cache=cache, rotation=turn)
         state.length += tokens.size(1)
         states: Tensor = self.decoder_norm(x)
         return states
 
-    def parameter_count(self) -> int:
-        """Returns the number of trainable values; shared ones count once."""
-        return sum(parameter.numel() for parameter in self.parameters())
-
-    def save(self, directory: str | Path) -> None:
-        """Writes config.json and model.safetensors into `directory`."""
-        storage.save(Path(directory), self.config, self.state_dict())
-
-    @classmethod
-    def load(cls, directory: str | Path) -> Self:
-        """Returns the model saved in `directory`, exactly.
-
-        Raises:
-            StorageError: The directory holds no model, or a damaged one.
-        """
-        config = storage.load_config(Path(directory))
-        with storage.without_memory():  # the sizes of a damaged configuration could take all memory
-            storage.check_weights(Path(directory), cls(config))
-        model = cls(config)
-        storage.load_weights(Path(directory), model)
-        return model
-
     def _decoder_blocks(self) -> Iterator[Block]:
         for block in self.decoder:
             assert isinstance(block, Block)
             yield block
 
-    def _embed(self, table: nn.Embedding, tokens: Tensor, first: int) -> tuple[Tensor, Rotation | None]:
+    def _sentences(self, tokens: Tensor, before: Tensor | None) -> Tensor:
+        """Returns the number (B, T) of each token's sentence, after `before` (B); a separator opens the next one."""
+        assert self.config.separator is not None
+        numbers = tokens.eq(self.config.separator).cumsum(1)
+        return numbers if before is None else numbers + before[:, None]
+
+    def _embed(
+        self, table: nn.Embedding, tokens: Tensor, first: int, sentences: Tensor | None = None
+    ) -> tuple[Tensor, Rotation | None]:
         """Returns embeddings of variance one with their positions, and the rotation of queries and keys, if any."""
         width, length = self.config.width, tokens.size(1)
         x = table(tokens) * math.sqrt(width)
         if self.config.positions != "rotary":
             x = x + sinusoids(first, length, width, x.device).to(x.dtype)
+        if self.config.separator is not None:
+            numbers = self._sentences(tokens, sentences)  # at most one for each token so far
+            x = x + sinusoids(0, first + length + 1, width, x.device).to(x.dtype)[numbers]
         if self.config.positions == "sinusoidal":
             return self.dropout(x), None
         return self.dropout(x), rotation(first, length, width // self.config.heads, x.device)
-
-    def _run(self, block: nn.Module, x: Tensor, **options: Any) -> tuple[Tensor, list[RowStats]]:
-        if self.config.checkpoint_activations and torch.is_grad_enabled():
-            result = checkpoint(block, x, use_reentrant=False, **options)
-        else:
-            result = block(x, **options)
-        states, row_stats = result
-        return states, row_stats
-
-    def _check_tokens(self, name: str, tokens: Tensor) -> None:
-        if tokens.ndim != 2 or tokens.is_floating_point():
-            raise ArgumentError(
-                f"{name} must be token ids of shape (batch, length), got {tokens.dtype} of shape {tuple(tokens.shape)}"
-            )
-        if tokens.is_cpu and tokens.numel() and not torch.compiler.is_compiling():
-            lowest, highest = tokens.aminmax()
-            if lowest < 0 or highest >= self.config.vocab_size:
-                raise ArgumentError(
-                    f"{name} holds token id {int(lowest if lowest < 0 else highest)}, the vocabulary has ids 0 to "
-                    f"{self.config.vocab_size - 1}; use the tokenizer that the model was trained with"
-                )
 
 
 def _named(block: str, row_stats: list[RowStats]) -> dict[str, RowStats]:

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,18 +21,28 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from reluformer import files, rules
+from reluformer.config import Config
 from reluformer.errors import ArgumentError, ConfigError, StorageError, nearest
 from reluformer.models import CONFIG as CONFIG
 from reluformer.models import WEIGHTS as WEIGHTS
-from reluformer.models.config import ModelConfig
+from reluformer.models.config import LanguageConfig, ModelConfig
+
+C = TypeVar("C", bound=Config)
 
 FORMAT = 1
 KIND = "reluformer"
+SCHEMAS: dict[str, type[ModelConfig] | type[LanguageConfig]] = {
+    "encoder_decoder": ModelConfig,
+    "language_model": LanguageConfig,
+}
+"""The configuration of each kind of model, by what config.json calls it."""
 _FLOATING = ("F64", "F32", "F16", "BF16")
 """The types of weights that a model may have, by their names in safetensors files."""
 
 
-def save(directory: Path, config: ModelConfig, state: Mapping[str, Tensor], tokenizer: str | None = None) -> None:
+def save(
+    directory: Path, config: ModelConfig | LanguageConfig, state: Mapping[str, Tensor], tokenizer: str | None = None
+) -> None:
     """Writes a model; shared tensors are written once.
 
     Args:
@@ -53,6 +63,8 @@ def save(directory: Path, config: ModelConfig, state: Mapping[str, Tensor], toke
         model = config.model_dump(mode="json")
         checksum = hashlib.sha256(weights).hexdigest()
         content = {"format": FORMAT, "kind": KIND, "model": model, "tokenizer": tokenizer, "weights": checksum}
+        if isinstance(config, LanguageConfig):  # what has no such key is an encoder-decoder
+            content["architecture"] = "language_model"
         files.write_json(directory / CONFIG, content)
     except (ArgumentError, StorageError, SafetensorError) as error:
         raise StorageError(f"cannot save the model: {error}") from None
@@ -64,16 +76,40 @@ def tokenizer_fingerprint(directory: Path) -> str | None:
     return fingerprint if isinstance(fingerprint, str) else None
 
 
-def load_config(directory: Path) -> ModelConfig:
-    """Returns the configuration of a saved model; raises `StorageError` if there is none."""
+def architecture(directory: Path) -> str:
+    """Returns the kind of a saved model, a key of `SCHEMAS`; raises `StorageError` if there is no model."""
+    found = _content(directory).get("architecture", "encoder_decoder")
+    if found not in SCHEMAS:
+        raise StorageError(f"{directory / CONFIG}: unknown architecture {found!r}; install the version that wrote it")
+    return str(found)
+
+
+def load_config(directory: Path, schema: type[C] = ModelConfig) -> C:  # type: ignore[assignment]
+    """Returns the configuration of a saved model.
+
+    Args:
+        directory: The directory of the model.
+        schema: The class of its configuration.
+
+    Raises:
+        StorageError: There is no model, or one of another kind.
+    """
     path = directory / CONFIG
-    values = _content(directory).get("model")
+    values, found = _content(directory).get("model"), architecture(directory)
+    if SCHEMAS[found] != schema:
+        wanted = next(name for name, other in SCHEMAS.items() if other is schema)
+        use = "generate" if found == "language_model" else "translate"
+        raise StorageError(
+            f"{directory}: holds a model of the kind {found}, not {wanted}; give a directory of that kind, or use "
+            f"`reluformer {use}`"
+        )
     if not isinstance(values, dict):
         raise StorageError(f"{path}: the section 'model' is missing; save the model again")
     try:
-        return ModelConfig.parse(values, where=str(path))
+        found_config: C = schema.parse(values, where=str(path))
     except ConfigError as error:
         raise StorageError(str(error)) from None
+    return found_config
 
 
 def _content(directory: Path) -> dict[str, Any]:

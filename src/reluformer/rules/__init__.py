@@ -17,6 +17,9 @@ number of visible slots); a *row-wise* rule looks at the whole row.
     relu_chance   as relu_exp, the level at a share of what the best of n chance scores reaches, below the best score
     softpick      ReLU(e^s_j - 1) / (epsilon + sum_l |e^s_l - 1|)
     scalable_softmax   exp(c log n s_j) / sum_l exp(c log n s_l)
+    softmax1      exp(s_j) / (1 + sum_l exp(s_l)), or exp(sink of the head) instead of 1
+    tra           ReLU(s_j - beta sqrt(2 log n))^p / d^(p/2), s_j = sqrt(d) cos(q, k_j)
+    polynomial    s_j^p / sqrt(n)
     sparsemax     Euclidean projection of s onto the simplex
     entmax15      1.5-entmax of s
 
@@ -52,6 +55,7 @@ from reluformer.rules.base import (
 )
 from reluformer.rules.builtin import (
     Entmax15,
+    Polynomial,
     RectifiedExp,
     Rela,
     Relu,
@@ -60,15 +64,18 @@ from reluformer.rules.builtin import (
     ReluExp,
     ReluNorm,
     ReluPlain,
+    ReluRest,
     ReluSeqlen,
     ScalableSoftmax,
     Sigmoid,
     Softmax,
+    Softmax1,
     SoftmaxLN,
     Softpick,
     Sparsemax,
+    ThresholdRectified,
 )
-from reluformer.rules.formula import Activation, Formula, Level
+from reluformer.rules.formula import Activation, Formula, Level, rest_mass
 from reluformer.rules.registry import ENTRY_POINT_GROUP, get, load_plugin, names, register, spec, unregister
 
 __all__ = [
@@ -80,6 +87,7 @@ __all__ = [
     "Level",
     "OutputNorm",
     "Pointwise",
+    "Polynomial",
     "RectifiedExp",
     "Rela",
     "Relu",
@@ -88,6 +96,7 @@ __all__ = [
     "ReluExp",
     "ReluNorm",
     "ReluPlain",
+    "ReluRest",
     "ReluSeqlen",
     "RowCentered",
     "RowNormalized",
@@ -96,14 +105,17 @@ __all__ = [
     "ScalableSoftmax",
     "Sigmoid",
     "Softmax",
+    "Softmax1",
     "SoftmaxLN",
     "Softpick",
     "Sparsemax",
+    "ThresholdRectified",
     "formula_of",
     "get",
     "load_plugin",
     "names",
     "register",
+    "rest_mass",
     "spec",
     "unregister",
 ]

@@ -28,6 +28,8 @@ class Rule(ABC):
     """The name of the norm that a layer applies to what was read; the layer owns its parameters."""
     shift_invariant: ClassVar[bool] = False
     """Whether a number that is added to all scores of a row changes nothing."""
+    signed: ClassVar[bool] = False
+    """Whether weights may be negative; then the entropy of a row has no meaning."""
     wide_scores: ClassVar[bool] = False
     """Whether scores must be products in float32, even where autocast would round them."""
 
@@ -43,6 +45,24 @@ class Rule(ABC):
         Returns:
             Weights of the shape of scores, exactly 0 where a slot is hidden.
         """
+
+    def unread(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor | None:
+        """Return which slots have no weight of their own, of the shape of scores; None where their weight is zero.
+
+        Only a rule with a rest has such slots: each gets the same share of it, so their scores need not be known.
+        """
+        return None
+
+    def gated_weights(self, scores: Tensor, gate: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
+        """Turn scores into weights under a forget gate, which is added to the scores.
+
+        Args:
+            scores: (..., Tq, Tk), without the gate.
+            gate: c_i - c_j, broadcasts to scores; c the cumulative sum of log forget gates.
+            n: as in `weights`.
+            visible: as in `weights`.
+        """
+        return self.weights(scores + gate, n, visible)
 
     def formula(self) -> Formula | None:
         """Return the description that kernels match on, or None if only the reference can read this rule.
@@ -87,7 +107,7 @@ def formula_of(rule: Rule) -> Formula | None:
     Example:
         >>> from reluformer import rules
         >>> rules.formula_of(rules.get("relu_seqlen"))
-        Formula(activation='relu', factor=1.0, exponent=1.0, delta=None, level=None, function=None)
+        Formula(activation='relu', factor=1.0, exponent=1.0, delta=None, level=None, function=None, rest=False)
         >>> rules.formula_of(rules.get("sparsemax")) is None
         True
     """
@@ -126,10 +146,10 @@ class Pointwise(Rule):
 
     @abstractmethod
     def activate(self, scores: Tensor, n: Tensor) -> Tensor:
-        """The activation of each score on its own."""
+        """Return the activation of each score on its own."""
 
     def row_scale(self, n: Tensor) -> Tensor | None:
-        """A factor common to the row, applied to the read instead of every weight."""
+        """Return the factor common to a row or None, applied to the read instead of every weight."""
         return None
 
     def formula(self) -> Formula | None:
@@ -145,19 +165,19 @@ class Pointwise(Rule):
         return weights if scale is None else weights * scale
 
     def activations(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
-        """The weights short of `row_scale`."""
+        """Return the weights short of `row_scale`."""
         activations = self.activate(scores, n)
         return activations if visible is None else activations.masked_fill(~visible, 0)
 
     def moments(self, n: int) -> tuple[float, float]:
-        """E[w] and E[w^2] of one weight for a score ~ N(0, 1), by quadrature."""
+        """Return E[w] and E[w^2] of one weight for a score ~ N(0, 1), by quadrature."""
         score = torch.linspace(-12, 12, 48001, dtype=torch.float64, device="cpu").unsqueeze(0)
         density = torch.exp(-(score**2) / 2) / math.sqrt(2 * math.pi) * (24 / 48000)
         weight = self.weights(score, torch.tensor([[float(n)]], dtype=torch.float64, device="cpu"), None)
         return float((weight * density).sum()), float((weight**2 * density).sum())
 
     def read_variance(self, n: int, correlation: float = 0.0) -> float:
-        """Variance of sum_j w_j v_j for scores ~ N(0, 1) and values of variance one.
+        """Return the variance of sum_j w_j v_j for scores ~ N(0, 1) and values of variance one.
 
         n E[w^2] + n (n - 1) E[w]^2 rho, with rho the correlation between two values.
         """
@@ -173,7 +193,7 @@ class Rowwise(Rule):
 
     @abstractmethod
     def normalize(self, scores: Tensor, visible: Tensor) -> Tensor:
-        """Weights over the visible slots; what it returns for hidden slots is dropped."""
+        """Return weights over the visible slots; those for hidden slots are dropped."""
 
     def weights(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
         if scores.size(-1) == 0:
@@ -272,11 +292,23 @@ class RowCentered(Rule):
         return Formula(core.activation, core.factor, core.exponent, core.delta, self.level, core.function)
 
     def weights(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
+        return self._above_level(scores, None, n, visible)
+
+    def gated_weights(self, scores: Tensor, gate: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
+        """Turn scores into weights: the level is that of the scores without the gate, which is added afterwards.
+
+        A gate is a ramp, so mean and deviation of gated scores would say how far the row reaches back, and nothing
+        about its contrast. Only the cap, which keeps rows alive, looks at scores with the gate.
+        """
+        return self._above_level(scores, gate, n, visible)
+
+    def _above_level(self, scores: Tensor, gate: Tensor | None, n: Tensor, visible: Tensor | None) -> Tensor:
         mean = visible_only(scores, visible).sum(-1, keepdim=True) / n
         centred = scores - mean
         variance = visible_only(centred, visible).square().sum(-1, keepdim=True) / n
         level = self.level.of(n, torch.zeros_like(mean), variance)
-        return self.core.weights(centred - self.level.capped(level, centred, visible), n, visible)
+        gated = centred if gate is None else centred + gate
+        return self.core.weights(gated - self.level.capped(level, gated, visible), n, visible)
 
 
 @dataclass(frozen=True)

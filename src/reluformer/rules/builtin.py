@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from reluformer.errors import ArgumentError
 from reluformer.rules.base import OutputNorm, Pointwise, RowCentered, RowNormalized, Rowwise, positive
-from reluformer.rules.formula import HIGHEST, Formula, Level, visible_only
+from reluformer.rules.formula import HIGHEST, Formula, Level, above_and_rest, divisor, visible_only
 from reluformer.rules.registry import register
 
 # ------------------------------------------------------------------ pointwise rules
@@ -238,8 +239,49 @@ class ReluChance(ReluExp):
     chance: float = 0.3
 
 
+@register("relu_rest")
+@dataclass(frozen=True)
+class ReluRest(RowCentered):
+    """Softmax in two parts, e^x = ReLU(e^x - 1) + min(e^x, 1): the first sparse, the second as a mean: ours.
+
+        w = (ReLU(e^x - 1) + rest / n) / (rest + sum ReLU(e^x - 1))
+
+    x is the score less a level far above the mean of its row, as in `relu_chance`, so few slots have a weight of their
+    own. The rest is the sum of min(e^x, 1) over the row, estimated from mean and variance of its scores, and every
+    visible slot gets an equal share of it. So a read needs the values of few slots and the mean value of all. A flat
+    row reads the mean, as with softmax, and no row dies.
+    """
+
+    spread: float = -1.0
+    chance: float = 0.6
+
+    def __post_init__(self) -> None:
+        if self.cap is not None:
+            raise ArgumentError(f"rule '{self.name}': no cap is needed, as no row can die; drop the option `cap`")
+
+    @property
+    def core(self) -> RowNormalized:
+        return RectifiedExpNorm()
+
+    def formula(self) -> Formula | None:
+        return Formula("rectified_exp", level=self.level, rest=True)
+
+    def weights(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
+        u, rest = above_and_rest(scores, n, visible, self.level)
+        return visible_only(u + rest / n, visible) / (u.sum(-1, keepdim=True) + rest)
+
+    def gated_weights(self, scores: Tensor, gate: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
+        """Turn scores into weights: the gate is added after the level, and a slot's share of the rest fades with it."""
+        u, rest = above_and_rest(scores, n, visible, self.level, gate)
+        share = visible_only(rest / n * torch.exp(gate.clamp(max=0)), visible)
+        return (u + share) / divisor(u.sum(-1, keepdim=True) + share.sum(-1, keepdim=True), 0.0)
+
+    def unread(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
+        return above_and_rest(scores, n, visible, self.level)[0] == 0
+
+
 def _hide(scores: Tensor, visible: Tensor) -> Tensor:
-    """Hidden slots 4 below the best visible one, where sparse rules give exactly 0.
+    """Place hidden slots 4 below the best visible one, where sparse rules give exactly 0.
 
     sparsemax cuts at most 1 below the maximum and 1.5-entmax at most 2, so the visible
     weights do not notice the hidden slots, and no infinity enters the sums.
@@ -283,3 +325,78 @@ class Entmax15(Rowwise):
         from entmax import entmax15
 
         return _projected(entmax15, _hide(scores, visible))
+
+
+# ------------------------------------------------------------------ sinks, thresholds and powers
+
+
+@register("softmax1")
+@dataclass(frozen=True)
+class Softmax1(Rowwise):
+    """e^s / (1 + sum e^s) (Miller, 2023): softmax with a slot without value, whose score is 0.
+
+    A row whose scores are all low reads next to nothing. `sink` of `read` replaces the score 0 of that slot.
+    """
+
+    shift_invariant: ClassVar[bool] = False
+    learn_sink: bool = False
+    """The layer learns the score of the slot without value for each head, started at 0."""
+
+    def normalize(self, scores: Tensor, visible: Tensor) -> Tensor:
+        if visible.ndim:
+            scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+        return torch.softmax(torch.cat([scores, torch.zeros_like(scores[..., :1])], dim=-1), dim=-1)[..., :-1]
+
+    def formula(self) -> Formula | None:
+        return Formula("exp", delta=1.0)
+
+
+@register("tra")
+@dataclass(frozen=True)
+class ThresholdRectified(Pointwise):
+    """ReLU(cos(q, k) - beta sqrt(2 ln n / d))^p, threshold rectified attention (arXiv 2601.12145).
+
+    The scores of queries and keys of RMS 1 (`qk_norm` of a layer) are s = sqrt(d) cos(q, k), so the weight is
+    ReLU(s - beta sqrt(2 ln n))^p / d^(p/2). The best of n scores that mean nothing lies near sqrt(2 ln n).
+    """
+
+    beta: float = 1.0
+    p: int = 2
+    width: int = 1
+    """d, the width of a head, for weights as in the paper; it is a factor of the read."""
+
+    def __post_init__(self) -> None:
+        positive(self, p=self.p, width=self.width)
+
+    def activate(self, scores: Tensor, n: Tensor) -> Tensor:
+        return torch.relu(scores - self.beta * torch.sqrt(2 * torch.log(n))) ** self.p
+
+    def row_scale(self, n: Tensor) -> Tensor | None:
+        return None if self.width == 1 else torch.full_like(n, self.width ** (-self.p / 2))
+
+    def formula(self) -> Formula | None:
+        if self.p not in (1, 2):
+            return super().formula()
+        activation: Literal["relu", "relu_squared"] = "relu" if self.p == 1 else "relu_squared"
+        return Formula(activation, self.width ** (-self.p / 2), level=Level(chance=self.beta))
+
+
+@register("polynomial")
+@dataclass(frozen=True)
+class Polynomial(Pointwise):
+    """s^p / sqrt(n), with its sign (arXiv 2410.18613): a read whose variance does not grow with n.
+
+    Weights may be negative, so the entropy of a row, and whether it is dead, mean little.
+    """
+
+    signed: ClassVar[bool] = True
+    p: int = 3
+
+    def __post_init__(self) -> None:
+        positive(self, p=self.p)
+
+    def activate(self, scores: Tensor, n: Tensor) -> Tensor:
+        return scores**self.p
+
+    def row_scale(self, n: Tensor) -> Tensor:
+        return torch.rsqrt(n)

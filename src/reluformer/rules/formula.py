@@ -6,6 +6,10 @@ A formula describes the weights of every rule whose read is a sum over slots, pe
     u_ij = factor * n_i^-exponent * a(x_ij)
     w_ij = u_ij                              where delta is None
            u_ij / (delta + sum_l u_il)       otherwise
+           (u_ij + rest_i / n_i) / (rest_i + sum_l u_il)      where there is a rest
+
+The rest is what softmax gives beside u = ReLU(e^x - 1): e^x = ReLU(e^x - 1) + min(e^x, 1). The second part is spread
+evenly over the visible slots, so that it needs their mean value and no scores. `rest_mass` estimates its sum.
 
 Such a read can be taken slot by slot in any order: tile after tile, or over processes. Implementations match on
 this data and on nothing else, so a rule of your own that states its formula gets all of them. `rules.formula_of`
@@ -16,6 +20,7 @@ Shapes: Tq queries, Tk slots.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -26,6 +31,8 @@ from torch import Tensor
 Activation = Literal["relu", "relu_squared", "rectified_exp", "sigmoid", "exp", "other"]
 """The activation a(x); "other" is a function of PyTorch that no compiled kernel knows."""
 
+FAR = 8.0
+"""From here on erfc leaves the range of float32."""
 HIGHEST = 60.0
 """Scores above it count as this much in `rectified_exp`, so that no sum overflows."""
 
@@ -43,7 +50,7 @@ class Level:
     """What is taken off the scores of a row.
 
         level = threshold + growth * log n + (mean + deviations * sqrt(variance + floor) where centred)
-        deviations = spread + chance * sqrt(2 log n)
+        deviations = spread + chance * sqrt(2 log n)                      where not centred, the deviation counts as 1
 
     Mean and variance are those of the n visible scores of the row. The best of n normal scores lies about sqrt(2 log n)
     deviations above their mean, so `chance` says what share of that a score must reach to count. With a `cap` the level
@@ -73,7 +80,7 @@ class Level:
     @property
     def needs_variance(self) -> bool:
         """Whether the level depends on the variance of the scores."""
-        return self.spread != 0 or self.chance != 0
+        return self.centred and (self.spread != 0 or self.chance != 0)
 
     def of(self, n: Tensor, mean: Tensor | None = None, variance: Tensor | None = None) -> Tensor:
         """Return the level of each row, before any cap.
@@ -88,9 +95,9 @@ class Level:
         """
         mean = torch.zeros_like(n) if mean is None else mean
         moved = mean + (self.threshold + self.growth * torch.log(n) if self.growth else self.threshold)
-        if variance is None:
-            return moved
         deviations = self.spread + self.chance * torch.sqrt(2 * torch.log(n)) if self.chance else self.spread
+        if variance is None:
+            return moved if self.centred or not (self.spread or self.chance) else moved + deviations
         return moved + deviations * torch.sqrt(variance + self.floor)
 
     def of_scores(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
@@ -138,6 +145,8 @@ class Formula:
     level: Level | None = None
     function: Callable[[Tensor, Tensor], Tensor] | None = None
     """Where the activation is "other": (scores less their level, n) -> u."""
+    rest: bool = False
+    """Whether each visible slot also gets an equal share of the rest; for `rectified_exp` with a centred level."""
 
     @property
     def is_softmax(self) -> bool:
@@ -157,10 +166,10 @@ class Formula:
     def without_level(self) -> Formula:
         """Return the formula for scores less their level as it is before any cap; the cap stays."""
         cap = None if self.level is None or self.level.cap is None else Level(cap=self.level.cap)
-        return Formula(self.activation, self.factor, self.exponent, self.delta, cap, self.function)
+        return Formula(self.activation, self.factor, self.exponent, self.delta, cap, self.function, self.rest)
 
     def terms(self) -> Formula:
-        """Return the formula of u for scores less their level: neither level nor division."""
+        """Return the formula of u for scores less their level: neither level nor division nor rest."""
         return Formula(self.activation, self.factor, self.exponent, None, None, self.function)
 
     def row_factor(self, n: Tensor) -> Tensor:
@@ -178,6 +187,10 @@ class Formula:
         Returns:
             Weights of the shape of scores, exactly 0 where a slot is hidden.
         """
+        if self.rest:
+            assert self.level is not None
+            u, rest = above_and_rest(scores, n, visible, self.level)
+            return visible_only(u + rest / n, visible) / (u.sum(-1, keepdim=True) + rest)
         x = scores if self.level is None else scores - self.level.of_scores(scores, n, visible)
         u = ACTIVATIONS[self.activation](x) * self.row_factor(n) if self.function is None else self.function(x, n)
         u = visible_only(u, visible)
@@ -185,6 +198,63 @@ class Formula:
 
 
 _SOFTMAX = Formula("exp", delta=0.0)
+
+
+def rest_mass(level: Tensor, deviation: Tensor, n: Tensor) -> Tensor:
+    """Return the sum of min(e^(s - level), 1) over n scores, as if they were normal with mean 0.
+
+    With z = level / deviation and the normal distribution Phi it is
+
+        n (e^(deviation^2 / 2 - level) Phi(z - deviation) + Phi(-z))
+
+    Args:
+        level: how far above the mean of its row the level lies.
+        deviation: the standard deviation of the scores of the row, above 0.
+        n: visible slots of the row.
+
+    Returns:
+        A tensor of the broadcast shape of the arguments, between 0 and n.
+
+    Example:
+        >>> rest_mass(torch.tensor(0.0), torch.tensor(1e-3), torch.tensor(8.0))  # all scores lie at the level
+        tensor(7.9968)
+    """
+    z = level / deviation
+    away = deviation - z
+    # e^(deviation^2 / 2 - level) overflows where Phi(z - deviation) vanishes, so there the two are one function
+    sharp = torch.exp(-z.square() / 2) * _scaled_tail(away.clamp(min=0))
+    flat = torch.exp((deviation.square() / 2 - level).clamp(max=0)) * _tail(away)
+    return n * (torch.where(away > 0, sharp, flat) + _tail(z))
+
+
+def _tail(a: Tensor) -> Tensor:
+    """Return Phi(-a) of the normal distribution."""
+    return torch.erfc(a / math.sqrt(2)) / 2
+
+
+def _scaled_tail(a: Tensor) -> Tensor:
+    """Return e^(a^2 / 2) Phi(-a) for a >= 0; by its asymptotic series, good to 4e-7, where Phi(-a) vanishes."""
+    y = a / math.sqrt(2)
+    near, far = y.clamp(max=FAR), y.clamp(min=FAR)
+    t = 1 / (2 * far.square())
+    series = (1 - t * (1 - 3 * t * (1 - 5 * t))) / (2 * math.sqrt(math.pi) * far)
+    return torch.where(y < FAR, torch.exp(near.square()) * torch.erfc(near) / 2, series)
+
+
+def above_and_rest(
+    scores: Tensor, n: Tensor, visible: Tensor | None, level: Level, gate: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return ReLU(e^x - 1) of scores (..., Tq, Tk) above a centred level, and the rest of each row (..., Tq, 1).
+
+    A gate is added to the scores once the level and the rest are known.
+    """
+    mean = visible_only(scores, visible).sum(-1, keepdim=True) / n
+    centred = scores - mean
+    variance = visible_only(centred, visible).square().sum(-1, keepdim=True) / n
+    away = level.of(n, torch.zeros_like(mean), variance)
+    x = centred - away if gate is None else centred - away + gate
+    u = visible_only(ACTIVATIONS["rectified_exp"](x), visible)
+    return u, rest_mass(away, torch.sqrt(variance + level.floor), n)
 
 
 def divisor(row_sum: Tensor, delta: float) -> Tensor:

@@ -105,7 +105,7 @@ def _compare_formula(definition: type[Rule]) -> None:
 
 
 def _origin(definition: Any) -> tuple[str, str]:
-    """Where a function or class was defined."""
+    """Return where a function or class was defined."""
     return getattr(definition, "__module__", None) or "", getattr(definition, "__qualname__", "")
 
 
@@ -236,7 +236,7 @@ def get(rule: str | Mapping[str, Any] | Rule) -> Rule:
 
 
 def _checked(where: str, value: Any, default: Any) -> Any:
-    """An option of the kind that its default is; YAML reads 1e-3 as a text."""
+    """Return an option in the type of its default; YAML reads 1e-3 as text."""
     if isinstance(default, bool):
         if not isinstance(value, bool):
             raise ArgumentError(f"{where} must be true or false, got {value!r}")
@@ -306,7 +306,7 @@ def from_plugins() -> tuple[str, ...]:
 
 
 def _load_entry_points() -> None:
-    """Rules of installed packages: an entry point of the group names a function, class or module."""
+    """Load the rules of installed packages: an entry point of the group names a function, class or module."""
     if _state["entry_points_loaded"]:
         return
     _state["entry_points_loaded"] = True  # before: what is imported may ask for the names of rules itself

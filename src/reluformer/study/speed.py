@@ -45,7 +45,7 @@ TRANSLATED = 32
 
 @contextmanager
 def tier(name: str) -> Iterator[None]:
-    """Inside `eager`, every read goes through the reference; `kernel` changes nothing."""
+    """Sets the tier of all reads: inside `eager` each goes through the reference; `kernel` changes nothing."""
     if name == "kernel":
         yield
         return
@@ -180,7 +180,7 @@ class CostEstimate:
 
 
 def estimate(plan: Plan, addresses: Iterable[str], report: Callable[[str], None] = lambda what: None) -> CostEstimate:
-    """CostEstimate how long some runs of a plan will take.
+    """Estimates how long some runs of a plan will take.
 
     Every distinct model and length is measured once, as long as PATIENCE lasts.
 

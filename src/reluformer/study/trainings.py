@@ -32,7 +32,7 @@ from reluformer.rules import OutputNorm, Rowwise
 from reluformer.study.plan import Run
 from reluformer.study.results import StudyDirectory
 from reluformer.training.config import TrainingConfig
-from reluformer.training.divergence import DivergedError
+from reluformer.training.objective import DivergedError
 from reluformer.training.progress import UpdateReport
 from reluformer.training.run import RunDirectory
 from reluformer.translation.corpus import prepare

@@ -26,8 +26,8 @@ from reluformer.models import storage
 from reluformer.training import progress as displays
 from reluformer.training.checkpoint import Checkpoint, TrainingState
 from reluformer.training.config import TrainingConfig, TrainingRecipe
-from reluformer.training.divergence import DivergedError
 from reluformer.training.loop import Trainer
+from reluformer.training.objective import DivergedError
 from reluformer.training.optimizer import mean_of
 from reluformer.training.processes import Processes
 from reluformer.training.progress import SilentProgress, TrainingProgress
@@ -158,7 +158,7 @@ def _inspect(run: RunDirectory, recipe: TrainingRecipe, resume: bool, initial: P
                 f"--init-from {initial}: lies in the directory of the new run, which deletes the earlier one there; "
                 "choose another directory for the run"
             )
-        storage.load_config(initial)  # raises an error that says what the directory is, if it is no model
+        storage.architecture(initial)  # raises an error that says what the directory is, if it is no model
     return False, False
 
 

@@ -26,8 +26,7 @@ from torch import Tensor
 
 from reluformer.telemetry import Telemetry
 from reluformer.training.checkpoint import Checkpoint, LogInterval, TrainingState
-from reluformer.training.divergence import diagnose
-from reluformer.training.objective import LossSums
+from reluformer.training.objective import LossSums, diagnose
 from reluformer.training.optimizer import MovingAverage, Optimizer, RuleWarmup, learning_rate
 from reluformer.training.processes import Processes
 from reluformer.training.progress import TrainingProgress, UpdateReport

@@ -1,4 +1,8 @@
-"""The progress of a training: a live bar in a terminal, three lines a minute elsewhere, and TensorBoard."""
+"""Progress: a live bar or a spinner in a terminal, three lines a minute elsewhere, and TensorBoard.
+
+Trainings report their updates here; other commands use `activity` and `counted`. A command whose output goes to a
+file is never silent for long, and says how much time is left where it can tell. Everything goes to standard error.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -130,7 +135,7 @@ class Heartbeat:
             print(text, file=self._stream or sys.stderr, flush=True)
 
     def is_due(self) -> bool:
-        """Whether the silence has lasted long enough."""
+        """Returns whether the silence has lasted long enough."""
         return self._clock() - self._last >= self._seconds
 
     def beat(self) -> None:
@@ -283,3 +288,110 @@ def _numbers(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, floa
             yield f"{prefix}/{name}", sum(value) / len(value)
         elif isinstance(value, int | float):
             yield f"{prefix}/{name}", float(value)
+
+
+class Tell(Protocol):
+    """Takes what is being done by now."""
+
+    def __call__(self, text: str, share: float | None = None) -> None:
+        """Takes a text, and the share of it that is done, where it is known; a smaller share begins something new."""
+
+
+Report = Callable[[int, int], None]
+"""Takes how much is done and how much there is."""
+
+
+@contextmanager
+def activity(what: str, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> Iterator[Tell]:
+    """Show that something is being done whose end cannot be told.
+
+    Args:
+        what: What is being done, such as "preparing".
+        console: Where it is shown. Default: standard error.
+        clock: Returns the time in seconds.
+
+    Yields:
+        A function that takes what is being done by now.
+    """
+    console = console or Console(stderr=True)
+    now, pace = [what], _Pace(clock)
+
+    def tell(text: str, share: float | None = None) -> None:
+        now[0] = text
+        pace.take(share)
+        if status is not None:
+            status.update(f"{text}{pace.left()}")
+
+    status = console.status(what) if console.is_terminal else None
+    if status is not None:
+        with status:
+            yield tell
+        return
+    heart = Heartbeat(lambda: f"{now[0]}: {duration(heart.elapsed)} so far{pace.left()}", console.file, clock=clock)
+    with heart:
+        yield tell
+
+
+class _Pace:
+    """How fast a share grows, and so the time that is left."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._share: float | None = None
+        self._first = (0.0, 0.0)
+
+    def take(self, share: float | None) -> None:
+        """Takes the share that is done by now."""
+        if share is not None and (self._share is None or share < self._share):
+            self._first = (self._clock(), share)
+        self._share = share
+
+    def left(self) -> str:
+        """Returns the time left in words, or nothing."""
+        if self._share is None:
+            return ""
+        since, first = self._first
+        return time_left(self._clock() - since, (self._share - first) / max(1 - first, 1e-9))
+
+
+@contextmanager
+def counted(what: str, unit: str, total: int, clock: Callable[[], float] = time.monotonic) -> Iterator[Report]:
+    """Show how much of something is done, and the time left.
+
+    Args:
+        what: What is being done, such as "translating".
+        unit: What is counted, such as "sentences".
+        total: How many there are.
+        clock: Returns the time in seconds.
+
+    Yields:
+        A function that takes how much is done and how much there is.
+    """
+    console = Console(stderr=True)
+    if console.is_terminal:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console, transient=True) as progress:
+            task = progress.add_task(f"{what}, {unit}", total=total)
+            yield lambda done, _total: progress.update(task, completed=done)
+        return
+    done = [0]
+
+    def line() -> str:
+        left = time_left(heart.elapsed, done[0] / max(total, 1))
+        return f"{what}: {done[0]:,} of {total:,} {unit}, {duration(heart.elapsed)} so far{left}"
+
+    heart = Heartbeat(line, clock=clock)
+    with heart:
+        yield lambda now, _total: done.__setitem__(0, now)
+
+
+def time_left(elapsed: float, share: float) -> str:
+    """Return the time left in words, or nothing before there is any pace.
+
+    Example:
+        >>> time_left(60, 0.25), time_left(60, 0.0)
+        (', about 3 min left', '')
+    """
+    return f", about {duration(elapsed * (1 - share) / share)} left" if share > 0 else ""

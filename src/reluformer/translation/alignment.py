@@ -1,12 +1,13 @@
 """Alignments: what the tokens of a translation read in cross-attention, by sentence and by token.
 
-The compiled decoder does not keep its reads. So a finished translation passes through the model once
-more, as a whole (forced decoding): the decoder then gives the same reads as the search did. The logits
-are left out, and windows are read in small batches.
+The compiled search sums what it reads by sentence, which is all that most translations need. Other
+decoders do not keep their reads, and nobody keeps them by token. Then a finished translation passes
+through the decoder once more, as a whole (forced decoding): it gives the same reads as the search did.
+A stepper gives the encoded sources of its search, the logits are left out, and windows are read in small batches.
 
-Which sentence a token read is asked of the last decoder layer alone. No weights are stored for it: the same
-read with values that say to which sentence a slot belongs gives the weight on each sentence. Which
-tokens it read, for marks, is asked of all layers.
+Which sentence a token read is asked of the last decoder layer alone, and the pass ends there. No weights are
+stored for it: the same read with values that say to which sentence a slot belongs gives the weight on each
+sentence. Which tokens it read, for marks, is asked of all layers.
 
 Every head has one vote for each target token: its weights are divided by their sum. A head whose row is
 zero, as rules with exact zeros allow, does not vote. End and separator tokens, which some heads use as
@@ -18,7 +19,7 @@ Shapes: B windows, H heads, T target tokens, S source tokens, U source sentences
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +33,7 @@ from reluformer import memory
 from reluformer.layers import Attention, TokenRead
 from reluformer.models.blocks import Block
 from reluformer.models.encoder_decoder import ReLUFormer
-from reluformer.translation.stepper import AnyStepper, ModelStepper, evaluating, padded
+from reluformer.translation.stepper import Decoder, ModelDecoder, evaluating, padded
 from reluformer.translation.tokenizer import BEGIN, END, PAD, SEPARATOR
 
 MOST_TOKENS = 1024
@@ -77,7 +78,7 @@ def cross_reads_of(model: ReLUFormer) -> list[TokenRead]:
 
 
 def read_windows(
-    stepper: AnyStepper,
+    decoder: Decoder,
     sources: Sequence[Sequence[int]],
     targets: Sequence[Sequence[int]],
     by_token: bool = False,
@@ -85,7 +86,7 @@ def read_windows(
     """Returns what each target token of finished translations read.
 
     Args:
-        stepper: The decoder that translated them.
+        decoder: The decoder that translated them.
         sources: The token ids of each source, with its end.
         targets: The token ids of each translation, without its end.
         by_token: Whether the share of each source token is needed.
@@ -93,7 +94,7 @@ def read_windows(
     Returns:
         The reads of each translation, or None where the decoder has no model to ask, as in an ONNX export.
     """
-    if not isinstance(stepper, ModelStepper):
+    if not isinstance(decoder, ModelDecoder):
         return None
     sizes = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
     order = sorted(range(len(sizes)), key=lambda number: -sizes[number])
@@ -101,18 +102,18 @@ def read_windows(
     while order:
         rows = max(1, MOST_TOKENS // max(1, sizes[order[0]]))
         batch, order = order[:rows], order[rows:]
-        reads = _read_batch(stepper.model, [sources[n] for n in batch], [targets[n] for n in batch], by_token)
+        reads = _read_batch(decoder, [sources[n] for n in batch], [targets[n] for n in batch], by_token)
         found.update(zip(batch, reads, strict=True))
     return [found[number] for number in range(len(sizes))]
 
 
 @torch.inference_mode()
 def _read_batch(
-    model: ReLUFormer, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], by_token: bool
+    decoder: ModelDecoder, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], by_token: bool
 ) -> Iterator[WindowReads]:
-    device = model.output_embedding.weight.device
-    source, mask = padded(sources, device)
-    target, _ = padded([[BEGIN, *target[:-1]] for target in targets], device)
+    model = decoder.model
+    source, _ = padded(sources, decoder.device)
+    target, _ = padded([[BEGIN, *target[:-1]] for target in targets], decoder.device)
     words = (source != END) & (source != SEPARATOR) & (source != PAD)
     sentence = (source == SEPARATOR).cumsum(1) + 1
     members = F.one_hot(sentence.where(words, 0))  # (B, S, 1 + U); the first column has what is no word
@@ -124,19 +125,21 @@ def _read_batch(
         own = _shares(_weights(module, given)).sum(1)
         votes = own if votes is None else votes + own
 
-    def keep_shares(module: TokenRead, given: tuple[Any, ...], output: object) -> None:
+    def keep_shares(module: TokenRead, given: tuple[Any, ...]) -> None:
         nonlocal shares
         q, slots, *_ = given
         values = members.to(q.dtype)[:, None].expand(-1, q.size(1), -1, -1)
         read = memory.read(q, slots.keys, values, module.rule, key_mask=slots.mask, bias=module.bias)
         shares = _shares(_shares(read).sum(1)[:, :, 1:])
+        if not by_token:
+            raise _AllReadError
 
     reads = cross_reads_of(model)
-    hooks = [reads[-1].register_forward_hook(keep_shares)]
+    hooks = [reads[-1].register_forward_pre_hook(keep_shares)]
     hooks += [read.register_forward_hook(add_votes) for read in reads] if by_token else []
     try:
-        with evaluating(model):
-            model.decode(target, model.encode(source, mask))
+        with evaluating(model), suppress(_AllReadError):
+            model.decode(target, decoder.encoded(sources))
     finally:
         for hook in hooks:
             hook.remove()
@@ -146,6 +149,10 @@ def _read_batch(
     for number, (own, written) in enumerate(zip(sources, targets, strict=True)):
         by_sentence = sentences[number, : len(written), : own.count(SEPARATOR) + 1]
         yield WindowReads(by_sentence, None if tokens is None else tokens[number, : len(written), : len(own)])
+
+
+class _AllReadError(Exception):
+    """The rest of the forward pass is not needed."""
 
 
 def _weights(module: TokenRead, given: tuple[Any, ...]) -> Tensor:

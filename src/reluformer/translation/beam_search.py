@@ -1,4 +1,4 @@
-"""Beam search, and the outline that constrains a target.
+"""Beam search.
 
 The score of a hypothesis is the sum of the model's log-probabilities of its tokens and of
 the end. What an outline forbids takes no probability away, so forced decoding gives the
@@ -11,7 +11,8 @@ A hypothesis ends where its end is among the `beam` best continuations of its so
 even if it reached the greatest length that its outline allows at no cost. So the length
 penalty never cuts off a better translation that the beam would find.
 
-Finished sources leave the batch. No source is influenced by its neighbours.
+`NativeSearch` does all of this in the compiled library, where that decodes. `SteppedSearch` does it
+for every stepper, in batches of sources of similar length; finished sources leave their batch.
 
 Shapes: B sources, K beams of each, R = B * K rows, V vocabulary.
 """
@@ -19,145 +20,29 @@ Shapes: B sources, K beams of each, R = B * K rows, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from reluformer.errors import ArgumentError
 from reluformer.models.encoder_decoder import ReLUFormer
-from reluformer.translation.native_stepper import stepper_of
+from reluformer.translation.native_decoder import NativeDecoder, decoder_of
 from reluformer.translation.recipe import DecodingConfig
-from reluformer.translation.stepper import AnyStepper, Stepper
-from reluformer.translation.tokenizer import BEGIN, END, PAD, SEPARATOR
-
-NEVER = float("-inf")
-
-
-@dataclass(frozen=True)
-class Outline:
-    """The constraints on one target: its sentences, their lengths, and its first tokens.
-
-    An aligned target has exactly len(limits) sentences, none of them empty. A separator is
-    forced where a sentence has reached its limit, and forbidden in the last sentence. The
-    end is forbidden before the last sentence. In a target that is not aligned, the separator
-    is a token like any other.
-
-    Args:
-        limits: The most tokens of each sentence; of a target that is not aligned, limits[0] is that of the whole.
-        aligned: Whether the target has one sentence for each limit.
-        prefix: The tokens that the target must begin with.
-
-    Raises:
-        ArgumentError: A limit is not positive, or the prefix holds too many separators.
-    """
-
-    limits: tuple[int, ...]
-    aligned: bool = False
-    prefix: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not self.limits or min(self.limits) < 1 or (len(self.limits) > 1 and not self.aligned):
-            raise ArgumentError(f"an outline needs one positive limit for each sentence, got {self.limits}")
-        if self.aligned and self.prefix.count(SEPARATOR) >= len(self.limits):
-            raise ArgumentError(
-                f"the prefix holds {self.prefix.count(SEPARATOR)} separators, but the outline has only "
-                f"{len(self.limits)} sentences"
-            )
-
-    @classmethod
-    def of(
-        cls, source: Sequence[int], config: DecodingConfig, prefix: Sequence[int] = (), aligned: bool = True
-    ) -> Outline:
-        """Returns the outline of the translation of `source` (with its end): a sentence for each of its sentences."""
-        lengths = [0]
-        for token in source:
-            if token == SEPARATOR and aligned:
-                lengths.append(0)
-            elif token != END:
-                lengths[-1] += 1
-        limits = (int(config.length_ratio * length) + config.length_offset for length in lengths)
-        return cls(tuple(limits), aligned, tuple(prefix))
-
-    @property
-    def most_tokens(self) -> int:
-        """The greatest length after the prefix, with separators and end."""
-        first = self.prefix.count(SEPARATOR) if self.aligned else 0
-        return sum(self.limits[first:]) + len(self.limits) - first
+from reluformer.translation.search import NEVER, NOT_FINITE, Hypothesis, Outline, OutlineState, Search, Settled
+from reluformer.translation.stepper import AnyStepper, Decoder, Stepper, padded
+from reluformer.translation.tokenizer import BEGIN, END
 
 
-class OutlineState:
-    """The place of each beam in the outline of its source, which decides what is forbidden next; (B, K) each.
-
-    Args:
-        outlines: The outline of each source.
-        decoded: The number of prefix tokens that are decoded already.
-        min_length: The least number of tokens after the prefix.
-        device: The device of the tokens.
-    """
-
-    def __init__(self, outlines: Sequence[Outline], decoded: int, min_length: int, device: torch.device) -> None:
-        sentences = max(len(outline.limits) for outline in outlines)
-        limits = [[*outline.limits, *[0] * (sentences - len(outline.limits))] for outline in outlines]
-        self._limits = torch.tensor(limits, device=device)
-        self._last = torch.tensor([[len(outline.limits) - 1] for outline in outlines], device=device)
-        self._aligned = torch.tensor([[outline.aligned] for outline in outlines], device=device)
-        self._prefix = torch.tensor([[len(outline.prefix)] for outline in outlines], device=device)
-        self._min_length = min_length
-        begun = torch.tensor([outline.prefix[:decoded] for outline in outlines], dtype=torch.long, device=device)
-        self._sentence = torch.zeros_like(self._last)
-        self._within = torch.zeros_like(self._last)
-        self._decoded = 0
-        for tokens in begun.view(len(outlines), decoded).unbind(1):
-            self.follow(torch.zeros_like(self._last), tokens[:, None])
-
-    def follow(self, parents: Tensor, tokens: Tensor) -> None:
-        """Notes that the beams `parents` (B, K) were continued with `tokens` (B, K)."""
-        self._decoded += 1
-        ends = (tokens == SEPARATOR) & self._aligned
-        counts = ends | ~self._aligned & (self._decoded <= self._prefix)
-        # beams without a finite score may do what is forbidden; they must only not leave the table
-        self._sentence = torch.minimum(self._sentence.gather(1, parents) + ends, self._last)
-        self._within = (self._within.gather(1, parents) + 1).masked_fill_(counts, 0)
-
-    def select(self, sources: Tensor) -> None:
-        """Keeps these of the B sources."""
-        for name in ("_limits", "_last", "_aligned", "_prefix", "_sentence", "_within"):
-            setattr(self, name, getattr(self, name).index_select(0, sources))
-
-    def forbid(self, log_probabilities: Tensor) -> None:
-        """Writes -inf into log_probabilities (R, V) where a token is forbidden."""
-        log_probabilities[:, PAD] = NEVER
-        log_probabilities[:, BEGIN] = NEVER
-        last, empty = self._sentence == self._last, self._within == 0
-        full = self._within >= self._limits.gather(1, self._sentence)
-        early = self._decoded - self._prefix < self._min_length
-        no_separator = self._aligned & (last | empty)
-        no_end = ~last | self._aligned & empty | early & ~full
-        for token, forbidden in ((SEPARATOR, no_separator), (END, no_end)):
-            log_probabilities[:, token].masked_fill_(forbidden.flatten(), NEVER)
-        if full.any():
-            rows = full.flatten().nonzero().squeeze(1)
-            closing = torch.where(last.flatten()[rows], END, SEPARATOR)
-            kept = log_probabilities[rows, closing]
-            log_probabilities[rows] = NEVER
-            log_probabilities[rows, closing] = kept
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """A finished translation."""
-
-    tokens: tuple[int, ...]
-    """The tokens without begin and end, with the forced prefix."""
-    score: float
-    """The log-probability of what follows the prefix, with the end."""
-    normalised: float
-    """The score after the length penalty, by which hypotheses are ranked."""
+def start_search(decoder: Decoder, config: DecodingConfig) -> Search:
+    """Returns a search with a decoder, to which no source was added yet."""
+    if isinstance(decoder, NativeDecoder):
+        return decoder.search(config)
+    assert isinstance(decoder, Stepper)
+    return SteppedSearch(decoder, config)
 
 
 def beam_search(
-    model: ReLUFormer | AnyStepper,
+    model: ReLUFormer | Decoder,
     source: Tensor,
     source_mask: Tensor | None = None,
     *,
@@ -167,7 +52,7 @@ def beam_search(
     """Translates sources with beam search.
 
     Args:
-        model: The model. For many searches in turn, pass one `stepper_of(model)` instead.
+        model: The model. For many searches in turn, pass one `decoder_of(model)` instead.
         source: Token ids (B, S), each row with its end token.
         source_mask: True at tokens, (B, S); None without padding.
         config: How to search; by default `DecodingConfig()`.
@@ -188,36 +73,108 @@ def beam_search(
         (1, 1)
     """
     config = config or DecodingConfig()
+    lengths = [source.size(1)] * source.size(0) if source_mask is None else source_mask.sum(1).tolist()
+    rows = [row[:length] for row, length in zip(source.tolist(), lengths, strict=True)]
     if outlines is None:
-        lengths = [source.size(1)] * source.size(0) if source_mask is None else source_mask.sum(1).tolist()
-        outlines = [Outline.of(row[:length], config) for row, length in zip(source.tolist(), lengths, strict=True)]
-    search = Search(model, source, source_mask, outlines, config)
+        outlines = [Outline.of(row, config) for row in rows]
+    if len(outlines) != len(rows):
+        raise ArgumentError(f"{len(rows)} sources but the outlines of {len(outlines)} targets")
+    search = start_search(model if isinstance(model, Decoder) else decoder_of(model), config)
+    numbers = [search.add(row, outline) for row, outline in zip(rows, outlines, strict=True)]
     while not search.done:
-        search.advance()
-    return search.finished
+        search.run()
+    return [search.hypotheses(number) for number in numbers]
 
 
-class Search:
-    """A beam search over a batch that advances one position at a time; `beam_search` runs it to its end."""
+class SteppedSearch(Search):
+    """A search with a stepper: batches of sources of similar length, one after the other."""
+
+    def __init__(self, stepper: AnyStepper, config: DecodingConfig) -> None:
+        self._stepper = stepper
+        self._config = config
+        self._waiting: dict[int, tuple[tuple[int, ...], Outline]] = {}
+        self._batch: _Batch | None = None
+        self._batch_numbers: list[int] = []
+        self._found: dict[int, list[Hypothesis]] = {}
+        self._new: list[int] = []
+        self._count = 0
+
+    def add(self, source: Sequence[int], outline: Outline, reads: bool = False) -> int:
+        self._waiting[self._count] = tuple(source), outline
+        self._count += 1
+        return self._count - 1
+
+    @property
+    def done(self) -> bool:
+        return not self._waiting and self._batch is None
+
+    def advance(self, positions: int = 1) -> None:
+        for _ in range(positions):
+            self._advance()
+
+    def _advance(self) -> None:
+        if self._batch is None:
+            self._start_batch()
+        if self._batch is not None:
+            self._batch.advance()
+        if self._batch is None:
+            return
+        for place, number in enumerate(self._batch_numbers):
+            if number not in self._found and self._batch.ended(place):
+                self._found[number] = self._batch.finished[place]
+                self._new.append(number)
+        if self._batch.done:
+            self._batch = None
+
+    def run(self) -> list[int]:
+        while not self._new and not self.done:
+            self.advance()
+        new, self._new = self._new, []
+        return new
+
+    def ended(self, source: int) -> bool:
+        return source in self._found
+
+    def hypotheses(self, source: int) -> list[Hypothesis]:
+        return self._found[source]
+
+    def settled(self, source: int) -> Settled:
+        if source in self._found:
+            return Settled(self._found[source][0].tokens)
+        if self._batch is None or source not in self._batch_numbers:
+            return Settled(())
+        return Settled(self._batch.settled(self._batch_numbers.index(source)))
+
+    def _start_batch(self) -> None:
+        """Starts the longest sources that wait: as many as `batch_tokens` holds with their padding."""
+        if not self._waiting:
+            return
+        waiting = {number: (len(row), len(outline.prefix)) for number, (row, outline) in self._waiting.items()}
+        order = sorted(waiting, key=lambda number: waiting[number], reverse=True)
+        self._batch_numbers = order[: max(1, self._config.batch_tokens // max(1, waiting[order[0]][0]))]
+        tasks = [self._waiting.pop(number) for number in self._batch_numbers]
+        source, mask = padded([row for row, _ in tasks], self._stepper.device)
+        self._batch = _Batch(self._stepper, source, mask, [outline for _, outline in tasks], self._config)
+
+
+class _Batch:
+    """A beam search over a batch that advances one position at a time."""
 
     def __init__(
         self,
-        model: ReLUFormer | AnyStepper,
+        stepper: AnyStepper,
         source: Tensor,
         source_mask: Tensor | None,
         outlines: Sequence[Outline],
         config: DecodingConfig,
     ) -> None:
-        if len(outlines) != source.size(0):
-            raise ArgumentError(f"{source.size(0)} sources but the outlines of {len(outlines)} targets")
         self.config = config
-        self.stepper: AnyStepper = model if isinstance(model, Stepper) else stepper_of(model)
+        self.stepper = stepper
         self.finished: list[list[Hypothesis]] = [[] for _ in outlines]
         self._outlines = list(outlines)
         self._ended = [0 for _ in outlines]
         self._live = list(range(len(outlines)))  # the source that each place of the batch decodes; -1 = finished
-        if outlines:
-            self._begin(source, source_mask)
+        self._begin(source, source_mask)
 
     @property
     def done(self) -> bool:
@@ -313,7 +270,7 @@ class Search:
         found = self.finished[source]
         if not best > NEVER:  # so that NaN ends, too
             if not found:
-                raise ArgumentError("the model gives no translation a finite probability; its weights may hold NaN")
+                raise ArgumentError(NOT_FINITE)
             return True
         if len(found) < self.config.n_best:
             return False

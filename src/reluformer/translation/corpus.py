@@ -8,28 +8,22 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from io import StringIO
+from dataclasses import replace
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
-
-from rich import box
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 import reluformer
 from reluformer.errors import ArgumentError, DataError, StorageError
 from reluformer.files import alone_in, read_json, whole_file, write_text
 from reluformer.translation import formats
-from reluformer.translation.document import Document, DocumentAssembler, Skipped, SkipReason
+from reluformer.translation.corpus_summary import CorpusSummary, PairChecks, SplitSummary, pair_digests
+from reluformer.translation.document import Document, DocumentAssembler, Skipped
 from reluformer.translation.embedded import generate
 from reluformer.translation.formats import AlignedText, CorpusFormat
 from reluformer.translation.joins import join_encoded, join_texts
-from reluformer.translation.pair_checks import PairChecks, pair_digests
 from reluformer.translation.recipe import CorpusMixture, CorpusSource, DataConfig, EmbeddedOptions, Limits, Split
 from reluformer.translation.segments import Segment, SegmentStore, cut, encode_documents, write_segments
 from reluformer.translation.tokenizer import Tokenizer
@@ -38,11 +32,10 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 _PROGRESS_EVERY = 1000
 _NO_LIMITS = Limits(sentence_characters=10**9, document_sentences=10**9, document_bytes=2**31)
-WARNED_SHARE = 0.05
-"""A split that lost more of its pairs is worth a warning."""
 
-PrepareProgress = Callable[[str, int], None]
-"""Called with what is being done ("tokenizer" or a split) and the sentence pairs read so far."""
+PrepareProgress = Callable[[str, int, int | None], None]
+"""Called with what is being done ("tokenizer" or a split), the sentence pairs read so far, and about how many there
+are, or None."""
 
 
 def read_documents(
@@ -89,136 +82,6 @@ def read_documents(
 def _generated_documents(options: EmbeddedOptions, split: Split) -> Iterator[Document]:
     for generated in generate(options.documents, seed=options.seed, split=split, sentences=options.sentences):
         yield generated.document
-
-
-@dataclass
-class SplitSummary:
-    """The figures of one split; they are counted while it is read."""
-
-    documents: int = 0
-    sentences: int = 0
-    segments: int = 0
-    source_tokens: int = 0
-    target_tokens: int = 0
-    skipped: Skipped = field(default_factory=Skipped)
-    found: Skipped = field(default_factory=Skipped)
-    """What is odd and was kept."""
-    segments_by_source: list[int] = field(default_factory=list)
-    """The number of segments of each source, in the order of the recipe; they add up to `segments`."""
-
-    @property
-    def skipped_share(self) -> float:
-        """Returns the share of the sentence pairs that were dropped."""
-        counts = self.skipped.counts
-        dropped = sum(
-            count for reason, count in counts.items() if reason.endswith("pair dropped") or reason == SkipReason.COLUMNS
-        )
-        # sentences that fit into no segment are among those that were read
-        total = self.sentences + dropped - counts.get(SkipReason.OVER_SEGMENT, 0)
-        return dropped / total if total else 0.0
-
-    @property
-    def mean_length(self) -> float:
-        """Returns the mean number of tokens of a segment, over both sides."""
-        return (self.source_tokens + self.target_tokens) / (2 * self.segments) if self.segments else 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain data for JSON."""
-        return {
-            **vars(self),
-            "mean_length": round(self.mean_length, 2),
-            "skipped": self.skipped.to_json(),
-            "found": self.found.to_json(),
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> SplitSummary:
-        """Reads what `to_json` wrote."""
-        return cls(
-            documents=int(data["documents"]),
-            sentences=int(data["sentences"]),
-            segments=int(data["segments"]),
-            source_tokens=int(data["source_tokens"]),
-            target_tokens=int(data["target_tokens"]),
-            skipped=Skipped.from_json(data["skipped"]),
-            found=Skipped.from_json(data.get("found", {})),  # version 0.1 did not look
-            segments_by_source=[int(n) for n in data.get("segments_by_source", [data["segments"]])],  # nor mixed
-        )
-
-
-@dataclass(frozen=True)
-class CorpusSummary:
-    """The figures of a prepared corpus. `reused` says that it was found already prepared."""
-
-    directory: Path
-    splits: dict[Split, SplitSummary]
-    vocab_size: int
-    tokenizer_fingerprint: str
-    reused: bool = False
-    missing: Path | None = None
-    """A file of the corpus that is not there any more; the prepared corpus was used without it."""
-
-    def table(self) -> Table:
-        """Returns the figures by split as a table."""
-        title = f"{escape(str(self.directory))}: vocabulary of {self.vocab_size:,}"
-        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        table.add_column("split")
-        columns = ("documents", "sentences", "segments", "source tokens", "target tokens", "mean", "skipped")
-        for name in columns:
-            table.add_column(name, justify="right")
-        for split, figures in self.splits.items():
-            counts = (figures.documents, figures.sentences, figures.segments)
-            tokens = (figures.source_tokens, figures.target_tokens)
-            cells = [f"{count:,}" for count in (*counts, *tokens)]
-            table.add_row(split, *cells, f"{figures.mean_length:.1f}", f"{sum(figures.skipped.counts.values()):,}")
-        return table
-
-    def skipped_table(self) -> Table | None:
-        """Returns what was left out or changed, why, and where first; None when there is nothing to report."""
-        return _tally_table("left out or changed", {split: figures.skipped for split, figures in self.splits.items()})
-
-    def found_table(self) -> Table | None:
-        """Returns what is odd about pairs that were kept, and where first; None when there is nothing to report."""
-        return _tally_table("odd, but kept", {split: figures.found for split, figures in self.splits.items()})
-
-    def warnings(self) -> list[str]:
-        """Returns a sentence for each split that lost more than `WARNED_SHARE` of its pairs."""
-        return [
-            f"warning: {figures.skipped_share:.0%} of the pairs of the {split} split were skipped; check its files"
-            for split, figures in self.splits.items()
-            if figures.skipped_share > WARNED_SHARE
-        ]
-
-    def report(self) -> str | None:
-        """Returns both tables and the warnings as text; None when there is nothing to report."""
-        tables = [table for table in (self.skipped_table(), self.found_table()) if table is not None]
-        if not tables:
-            return None
-        console = Console(file=StringIO(), width=80, color_system=None)
-        with console.capture() as captured:
-            for table in tables:
-                console.print(table)
-        return "\n".join([captured.get().rstrip("\n"), *self.warnings()])
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain data for JSON."""
-        return {
-            "directory": str(self.directory),
-            "vocab_size": self.vocab_size,
-            "tokenizer": self.tokenizer_fingerprint,
-            "reused": self.reused,
-            "splits": {split: figures.to_json() for split, figures in self.splits.items()},
-        }
-
-
-def _tally_table(title: str, tallies: Mapping[Split, Skipped]) -> Table | None:
-    table = Table(title=title)
-    for name in ("split", "reason", "count", "first places"):
-        table.add_column(name, justify="right" if name == "count" else "left")
-    for split, tally in tallies.items():
-        for reason, count in tally.counts.items():
-            table.add_row(split, reason, f"{count:,}", escape("\n".join(tally.places[reason])))
-    return table if table.row_count else None
 
 
 class PreparedCorpus:
@@ -333,7 +196,7 @@ def write_manifest(summary: CorpusSummary, config: DataConfig, key: str) -> None
 
 
 def prepare(config: DataConfig, directory: str | Path, progress: PrepareProgress | None = None) -> CorpusSummary:
-    """Tokenizes all splits of a corpus and cut them into segments.
+    """Tokenizes all splits of a corpus and cuts them into segments.
 
     A directory that holds the result of the same configuration and files is left as it is. So
     is one whose files are gone, if the configuration names the same files in any folder.
@@ -342,7 +205,7 @@ def prepare(config: DataConfig, directory: str | Path, progress: PrepareProgress
     Args:
         config: The corpus. Its tokenizer is learned from the train split unless it names one.
         directory: Where the segments, the tokenizer and the manifest are written.
-        progress: Called with what is being done and the sentence pairs read so far.
+        progress: Called with what is being done, the sentence pairs read so far, and about how many there are, or None.
 
     Returns:
         The figures of every split, with what was skipped and why.
@@ -353,7 +216,7 @@ def prepare(config: DataConfig, directory: str | Path, progress: PrepareProgress
     """
     directory = Path(directory)
     config = config.resolved()
-    report = progress or (lambda _what, _pairs: None)
+    report = progress or (lambda _what, _pairs, _total: None)
     with alone_in(directory):
         if (found := _prepared_alone(directory, config)) is not None:
             return found
@@ -361,9 +224,12 @@ def prepare(config: DataConfig, directory: str | Path, progress: PrepareProgress
         if (found := _already_prepared(directory, key)) is not None:
             return found
         (directory / MANIFEST).unlink(missing_ok=True)
-        tokenizer = _tokenizer(config, report)
+        tokenizer, pairs = _tokenizer(config, report)
         tokenizer.save(directory)
-        splits = {split: _prepare_split(config, split, tokenizer, directory, report) for split in config.splits}
+        splits = {
+            split: _prepare_split(config, split, tokenizer, directory, report, pairs if split == "train" else None)
+            for split in config.splits
+        }
         summary = CorpusSummary(directory, splits, tokenizer.vocab_size, tokenizer.fingerprint)
         write_manifest(summary, config, key)
     return summary
@@ -436,9 +302,11 @@ def _without_folders(config: DataConfig) -> Any:
     return named(config.identity())
 
 
-def _tokenizer(config: DataConfig, report: PrepareProgress) -> Tokenizer:
+def _tokenizer(config: DataConfig, report: PrepareProgress) -> tuple[Tokenizer, int | None]:
+    """Returns the tokenizer, and the number of sentence pairs if it was learned from all of them."""
     if config.tokenizer.path is not None:
-        return Tokenizer.load(config.tokenizer.path)
+        return Tokenizer.load(config.tokenizer.path), None
+    count: list[int] = []
     summary = SplitSummary()
     checks = _checks(config, "train", summary)
     sources = config.splits["train"].sources
@@ -446,7 +314,8 @@ def _tokenizer(config: DataConfig, report: PrepareProgress) -> Tokenizer:
     documents = _by_turns(read)
     if checks is not None:
         documents = checks.documents(documents)
-    return Tokenizer.train(_sentences(_reported(documents, "tokenizer", report)), config.tokenizer)
+    reported = _reported(documents, "tokenizer", report, count=count)
+    return Tokenizer.train(_sentences(reported), config.tokenizer), count[0] if count else None
 
 
 def _by_turns(streams: Sequence[Iterator[Document]]) -> Iterator[Document]:
@@ -474,19 +343,29 @@ def _sentences(documents: Iterable[Document]) -> Iterator[str]:
             yield tgt
 
 
-def _reported(documents: Iterable[Document], what: str, report: PrepareProgress, before: int = 0) -> Iterator[Document]:
+def _reported(
+    documents: Iterable[Document],
+    what: str,
+    report: PrepareProgress,
+    before: int = 0,
+    total: int | None = None,
+    count: list[int] | None = None,
+) -> Iterator[Document]:
+    """Yields documents and reports how many pairs they have; at their end `count` receives this number."""
     pairs = told = before
     for document in documents:
         pairs += len(document.src)
         if pairs - told >= _PROGRESS_EVERY:
-            report(what, pairs)
+            report(what, pairs, total)
             told = pairs
         yield document
-    report(what, pairs)
+    report(what, pairs, total)
+    if count is not None:
+        count.append(pairs)
 
 
 def _prepare_split(
-    config: DataConfig, split: Split, tokenizer: Tokenizer, directory: Path, report: PrepareProgress
+    config: DataConfig, split: Split, tokenizer: Tokenizer, directory: Path, report: PrepareProgress, pairs: int | None
 ) -> SplitSummary:
     summary = SplitSummary()
     how = config.segments if split == "train" else config.segments.replace(lone_sentences=0.0)
@@ -499,7 +378,7 @@ def _prepare_split(
     def segments() -> Iterator[Segment]:
         """Yields those of one source after the other; no segment holds documents of two."""
         for number, source in enumerate(config.splits[split].sources):
-            read = _reported(_read(config, split, source, summary.skipped), split, report, summary.sentences)
+            read = _reported(_read(config, split, source, summary.skipped), split, report, summary.sentences, pairs)
             documents = _counted(read if checks is None else checks.documents(read), summary)
             if texts is not None:
                 documents = _written(documents, texts)

@@ -29,7 +29,8 @@ from reluformer.errors import ArgumentError, ReluformerError
 from reluformer.layers import TokenRead
 from reluformer.report_page import FONTS, inline_svg, page
 from reluformer.training.run import RunDirectory
-from reluformer.translation.corpus import CorpusSummary, PreparedCorpus, prepare
+from reluformer.translation.corpus import PreparedCorpus, prepare
+from reluformer.translation.corpus_summary import CorpusSummary
 from reluformer.translation.embedded import DiscourseScores, EmbeddedDocument, document_from_id, score_discourse
 from reluformer.translation.recipe import Recipe
 from reluformer.translation.scoring import Scores, score
@@ -84,7 +85,7 @@ class LongReads:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DemoOutcome:
     """A trained system, and its results on unseen documents."""
 
     system: System
@@ -180,7 +181,7 @@ def _running(processes: dict[str, subprocess.Popen[bytes]]) -> list[subprocess.P
     return [process for process in processes.values() if process.poll() is None]
 
 
-def evaluate_all(directory: Path, systems: Sequence[System] = SYSTEMS) -> Iterator[Outcome]:
+def evaluate_all(directory: Path, systems: Sequence[System] = SYSTEMS) -> Iterator[DemoOutcome]:
     """Translates the test documents with each system, as documents and sentence by sentence."""
     documents = [document_from_id(document.id) for document in PreparedCorpus(directory / "data").documents("test")]
     for system in systems:
@@ -189,7 +190,7 @@ def evaluate_all(directory: Path, systems: Sequence[System] = SYSTEMS) -> Iterat
         translations = translator.translate_documents([document.document.src for document in documents])
         alone = _sentence_by_sentence(translator, documents)
         snapshots = run.log.events("telemetry")
-        yield Outcome(
+        yield DemoOutcome(
             system=system,
             training=run.status["result"],
             translations=translations,
@@ -277,7 +278,7 @@ def _sentence_by_sentence(translator: Translator, documents: Sequence[EmbeddedDo
 
 
 def write_report(
-    path: Path, outcomes: Sequence[Outcome], documents: Sequence[EmbeddedDocument], seconds: float, corpus: str
+    path: Path, outcomes: Sequence[DemoOutcome], documents: Sequence[EmbeddedDocument], seconds: float, corpus: str
 ) -> None:
     """Writes the page to `path`."""
     figures = [
@@ -303,7 +304,7 @@ def write_report(
     path.write_text(page("reluformer demo", body), encoding="utf-8")
 
 
-def _lead(outcomes: Sequence[Outcome], seconds: float, corpus: str) -> str:
+def _lead(outcomes: Sequence[DemoOutcome], seconds: float, corpus: str) -> str:
     updates = " and ".join(f"{o.training['step']:,}" for o in outcomes)
     return (
         f"Encoder-decoders of the same size ({outcomes[0].training['parameters']:,} parameters) were trained for "
@@ -330,7 +331,7 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def _score_table(outcomes: Sequence[Outcome]) -> str:
+def _score_table(outcomes: Sequence[DemoOutcome]) -> str:
     head = "".join(f"<th>{outcome.system.title}</th>" for outcome in outcomes)
     figures = [outcome.to_dict() for outcome in outcomes]
     rows = "".join(
@@ -365,7 +366,7 @@ def _figure(title: str, caption: str, draw: Callable[[Any], None]) -> str:
     return f"<figure><h2>{title}</h2>{svg}<figcaption>{caption}</figcaption></figure>"
 
 
-def _learning(axis: Any, outcomes: Sequence[Outcome]) -> None:
+def _learning(axis: Any, outcomes: Sequence[DemoOutcome]) -> None:
     for outcome in outcomes:
         name = outcome.system.name
         per_update = outcome.training["tokens"] / max(outcome.training["step"], 1)
@@ -388,7 +389,7 @@ def _plain_ticks(axis: Any) -> None:
         one.set_minor_locator(NullLocator())
 
 
-def _pronouns(axis: Any, outcomes: Sequence[Outcome]) -> None:
+def _pronouns(axis: Any, outcomes: Sequence[DemoOutcome]) -> None:
     for outcome in outcomes:
         name = outcome.system.name
         for discourse, filled in ((outcome.discourse, True), (outcome.without_context, False)):
@@ -407,7 +408,7 @@ def _pronouns(axis: Any, outcomes: Sequence[Outcome]) -> None:
     axis.set(xlabel="sentences to the antecedent", ylabel="% correct", ylim=(0, 105))
 
 
-def _lengths(axis: Any, outcomes: Sequence[Outcome]) -> None:
+def _lengths(axis: Any, outcomes: Sequence[DemoOutcome]) -> None:
     for i, outcome in enumerate(outcomes):
         buckets = [bucket for bucket in outcome.scores.buckets if bucket.d_bleu is not None]
         step = 0.76 / len(outcomes)
@@ -420,7 +421,7 @@ def _lengths(axis: Any, outcomes: Sequence[Outcome]) -> None:
     axis.set(xlabel="words", ylabel="d-BLEU", ylim=(0, 105))
 
 
-def _example(outcomes: Sequence[Outcome], documents: Sequence[EmbeddedDocument]) -> str:
+def _example(outcomes: Sequence[DemoOutcome], documents: Sequence[EmbeddedDocument]) -> str:
     """Returns the longest document of at most twelve sentences as a table; words that differ are marked."""
     lengths = [len(document.document.src) for document in documents]
     chosen = max(range(len(documents)), key=lambda i: (lengths[i] <= 12, lengths[i]))
@@ -444,7 +445,7 @@ def _marked(hypothesis: str, reference: str) -> str:
     return " ".join(words) or "<mark>(nothing)</mark>"
 
 
-def _small_print(outcomes: Sequence[Outcome]) -> str:
+def _small_print(outcomes: Sequence[DemoOutcome]) -> str:
     signatures = "".join(f"<li><code>{html.escape(str(score))}</code></li>" for score in outcomes[0].scores.figures)
     return (
         "<h2>How this was measured</h2><p>One seed, a generated corpus and a few minutes of training: a demonstration "

@@ -1,8 +1,10 @@
-"""Documents: sentences in order, how sentence pairs become documents, and what was skipped on the way.
+"""Documents and their sentences: how sentence pairs become documents, what was skipped, and what a translation says.
 
 Errors of structure (misaligned files, invalid UTF-8 or JSON) stop with file and line.
 Problems of content (an empty sentence, control characters, an over-long line) are counted
 by reason in a `Skipped` tally, and reading goes on. Nothing is dropped silently.
+
+A sentence without words is copied and never translated. A translated sentence may come with its alignment.
 """
 
 from __future__ import annotations
@@ -13,6 +15,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from reluformer.errors import DataError
 from reluformer.translation.recipe import Limits
@@ -197,3 +202,60 @@ class _OpenDocument:
         elif self.first_line is not None:
             skipped.add(SkipReason.NO_SENTENCES, f"{self.path}:{self.first_line}")
         self.first_line, self.pairs = None, []
+
+
+Range = tuple[int, int]
+"""The first character of a piece of text, and the one behind its last."""
+
+
+def has_letters(text: str) -> bool:
+    """Returns whether a text holds a word of any script; what has none is copied and never translated.
+
+    A single letter of a script with capitals is no word, so formulas such as `x = y²` are copied. One of another
+    script, such as Chinese, is.
+
+    Example:
+        >>> has_letters("1,234 + 5"), has_letters("x = 2y"), has_letters("5 km"), has_letters("是")
+        (False, False, True, True)
+    """
+    beside = False
+    for character in text:
+        is_letter = character.isalpha()
+        if is_letter and (beside or not (character.islower() or character.isupper())):
+            return True
+        beside = is_letter
+    return False
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """The source tokens that each target token of a sentence read in cross-attention."""
+
+    source: tuple[Range, ...]
+    """Where each of the S source tokens stands in the source sentence."""
+    target: tuple[Range, ...]
+    """Where each of the T target tokens stands in the translation."""
+    weights: npt.NDArray[np.float32]
+    """The share of each source token in the reads of each target token, (T, S); a row is zero if nothing was read."""
+
+    @classmethod
+    def identity(cls, text: str) -> Alignment:
+        """Returns the alignment of a text with itself or with a text of the same length, character by character."""
+        places = tuple((index, index + 1) for index in range(len(text)))
+        return cls(places, places, np.eye(len(text), dtype=np.float32))
+
+
+@dataclass(frozen=True)
+class TranslatedSentence:
+    """The translation of one sentence.
+
+    Example:
+        >>> TranslatedSentence("Guten Tag.").doubtful
+        False
+    """
+
+    text: str
+    alignment: Alignment | None = field(default=None, compare=False)
+    """What the translation read; None if nobody asked for it or the model cannot tell."""
+    doubtful: bool = False
+    """Whether cross-attention mostly read another sentence, so that this one was translated anew by itself."""

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from reluformer import rules
-from reluformer.config import Config, parse_list
+from reluformer.config import Config, parse_list, possible_path
 from reluformer.errors import ConfigError, ReluformerError, StorageError
 from reluformer.models.config import Architecture, ModelConfig, Preset
 from reluformer.training.config import TrainingConfig, TrainingRecipe
@@ -82,7 +82,7 @@ class CorpusSource(Config):
     def _not_blank(cls, path: Any) -> Any:
         if isinstance(path, str) and not path.strip():
             raise ValueError("is empty; name a file")
-        return _without_nul(path)
+        return possible_path(path)
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
@@ -152,12 +152,6 @@ Sources = CorpusSource | tuple[CorpusSource, ...]
 """A split in a recipe: one source, or a list of sources."""
 
 
-def _without_nul(path: Any) -> Any:
-    if "\0" in str(path):
-        raise ValueError("holds a NUL character, which no path has")
-    return path
-
-
 def _format_by_name(path: Path) -> Format | None:
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] == ".gz":
@@ -180,7 +174,7 @@ class TokenizerConfig(Config):
     @field_validator("path", mode="before")
     @classmethod
     def _is_a_path(cls, path: Any) -> Any:
-        return _without_nul(path)
+        return possible_path(path)
 
 
 class SegmentConfig(Config):

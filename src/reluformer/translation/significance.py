@@ -155,7 +155,7 @@ def _estimate(system: str, result: Result) -> Estimate:
 
 
 def _indistinct(first: Result, second: Result) -> bool:
-    """Whether every resample scored the same; sacreBLEU would then say p = 1/(samples + 1)."""
+    """Returns whether every resample scored the same; sacreBLEU would then say p = 1/(samples + 1)."""
     return (first.score, first.mean, first.ci) == (second.score, second.mean, second.ci)
 
 

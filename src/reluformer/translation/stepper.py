@@ -1,9 +1,8 @@
-"""Steppers: incremental decoders that advance all beams of all sources by one position.
+"""Decoders, and steppers: decoders that advance all beams of all sources by one position.
 
-Two steppers decode with a model and give the same numbers. `TorchStepper` takes every rule
-and device. `NativeStepper` computes a whole position with one call of the compiled library,
-where that can be used. `stepper_of` chooses between them. An exported model has a `Stepper`
-of its own.
+Two decoders of a model give the same numbers. `TorchStepper` takes every rule and device.
+`NativeDecoder` searches in the compiled library, where that can be used. `decoder_of` chooses
+between them. An exported model has a `Stepper` of its own.
 
 Shapes: B sources, K beams of each, R = B * K rows, V vocabulary.
 """
@@ -11,17 +10,21 @@ Shapes: B sources, K beams of each, R = B * K rows, V vocabulary.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from reluformer.models.encoder_decoder import Encoded, ReLUFormer
 from reluformer.translation.tokenizer import PAD
 
 _GROUPS = 128
+_REMEMBERED = 2
+"""The searches whose encoded sources a stepper keeps."""
 
 
 class Beams(Protocol):
@@ -34,13 +37,40 @@ class Beams(Protocol):
 State = TypeVar("State", bound=Beams)
 
 
-class Stepper(ABC, Generic[State]):
-    """What beam search needs of a model."""
+class Decoder(ABC):
+    """What can translate: a model, or what was exported of one."""
 
     @property
     @abstractmethod
     def device(self) -> torch.device:
         """The device that tokens must be on."""
+
+
+class ModelDecoder(Decoder):
+    """A decoder of a model. It copies weights, so make a new one when the model was trained further."""
+
+    def __init__(self, model: ReLUFormer) -> None:
+        self.model = model
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return self.model.output_embedding.weight.device
+
+    @torch.inference_mode()
+    def encoded(self, sources: Sequence[Sequence[int]]) -> Encoded:
+        """Returns encoded sources.
+
+        Args:
+            sources: The token ids of each source.
+        """
+        source, mask = padded(sources, self.device)
+        with evaluating(self.model) as model:
+            return model.encode(source, mask)
+
+
+class Stepper(Decoder, Generic[State]):
+    """What beam search needs of a decoder."""
 
     @abstractmethod
     def begin(self, source: Tensor, mask: Tensor | None, prefix: Tensor) -> tuple[Tensor, State]:
@@ -80,21 +110,32 @@ class Stepper(ABC, Generic[State]):
 AnyStepper = Stepper[Any]
 
 
-class ModelStepper(Stepper[State]):
-    """A stepper of a model. It copies weights, so make a new one when the model was trained further."""
+class ModelStepper(ModelDecoder, Stepper[State]):
+    """A stepper of a model."""
 
     def __init__(self, model: ReLUFormer) -> None:
-        self.model = model
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the weights."""
-        return self.model.output_embedding.weight.device
+        super().__init__(model)
+        self._recent: deque[dict[tuple[int, ...], Tensor]] = deque(maxlen=_REMEMBERED)
 
     @torch.inference_mode()
     def begin(self, source: Tensor, mask: Tensor | None, prefix: Tensor) -> tuple[Tensor, State]:
         with evaluating(self.model) as model:
-            return self.start(model.encode(source, mask), prefix)
+            encoded = model.encode(source, mask)
+            lengths = [source.size(1)] * len(source) if mask is None else mask.sum(1).tolist()
+            rows = zip(source.tolist(), encoded.states, lengths, strict=True)
+            self._recent.append({tuple(row[:length]): states[:length] for row, states, length in rows})
+            return self.start(encoded, prefix)
+
+    @torch.inference_mode()
+    def encoded(self, sources: Sequence[Sequence[int]]) -> Encoded:
+        """Returns encoded sources; those that the last searches began with are not encoded again."""
+        known = {row: states for batch in self._recent for row, states in batch.items()}
+        found = [known.get(tuple(row)) for row in sources]
+        if not found or any(states is None for states in found):
+            return super().encoded(sources)
+        _, mask = padded(sources, self.device)
+        states = pad_sequence([states for states in found if states is not None], batch_first=True)
+        return Encoded(states, mask, {})
 
     @abstractmethod
     def start(self, encoded: Encoded, prefix: Tensor) -> tuple[Tensor, State]:

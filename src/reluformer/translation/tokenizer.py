@@ -20,8 +20,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from reluformer.errors import DataError, StorageError
 from reluformer.files import parse_json, read_json, read_text, write_text
+from reluformer.translation.document import Range
 from reluformer.translation.recipe import TokenizerConfig
-from reluformer.translation.sentence import Range
 
 PAD, BEGIN, END, SEPARATOR, UNKNOWN = range(5)
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<sep>", "<unk>")
@@ -176,8 +176,10 @@ class Tokenizer:
         _check_parts(definition, path)
         try:
             tokenizer = cls(definition, str(metadata.get("kind")))
-        # tokenizers raises a bare Exception for whatever it cannot parse
-        except Exception as error:
+        # tokenizers raises a bare Exception for whatever it cannot parse, and a BaseException where its own code fails
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
             raise StorageError(f"{path}: not a tokenizer: {error}") from None
         if tuple(map(tokenizer._tokenizer.id_to_token, range(len(SPECIAL_TOKENS)))) != SPECIAL_TOKENS:
             raise StorageError(f"{path}: ids 0 to 4 are not {' '.join(SPECIAL_TOKENS)}; it was not made by reluformer")
@@ -193,6 +195,8 @@ def _check_parts(definition: str, path: Path) -> None:
         vocabulary = model["vocab"]
         longest = max(map(len, vocabulary if isinstance(vocabulary, dict) else (piece for piece, _ in vocabulary)))
         options = {name: model[name] for name in _CHANGING_OPTIONS if model.get(name)}
+        merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model.get("merges", ())]
+        unknown = next((merge for merge in merges if "".join(merge) not in vocabulary), None)
         special = [(token["id"], token["content"]) for token in added]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StorageError(f"{path}: not a tokenizer: {type(error).__name__}: {error}") from None
@@ -202,6 +206,9 @@ def _check_parts(definition: str, path: Path) -> None:
     if options or special != list(enumerate(SPECIAL_TOKENS)):
         other = f"the option '{next(iter(options))}'" if options else "other added tokens"
         raise StorageError(f"{path}: has {other}; it was not made by reluformer")
+    if unknown is not None:  # the library would end the thread over it
+        shown = " ".join(map(repr, unknown))[:100]
+        raise StorageError(f"{path}: damaged, it merges {shown}, which the vocabulary does not hold joined")
     if longest > _MOST_CHARACTERS:
         raise StorageError(
             f"{path}: an entry of the vocabulary has {longest:,} characters, at most {_MOST_CHARACTERS:,}"

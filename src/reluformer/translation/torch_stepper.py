@@ -163,11 +163,14 @@ def _products(a: Tensor, b: Tensor) -> Tensor:
 class TorchBeams:
     """The slots of all beams that have descendants, and which beam sees which slot."""
 
-    def __init__(self, slots: list[Tensor], sources: list[Source], table: Tensor, length: int) -> None:
+    def __init__(
+        self, slots: list[Tensor], sources: list[Source], table: Tensor, length: int, sentences: Tensor | None
+    ) -> None:
         self.slots = slots  # of each layer: keys and values, (2, B, H, capacity, d)
         self.sources = sources
         self.table = table  # (R, N), in the form of the reader
         self.length = length
+        self.sentences = sentences  # (R): separators so far, None = not counted
         self.batch = table.size(0)
         # the largest tensors of a step and one that seldom changes, made once
         self.logits = self.log_probabilities = self.own_slots = table.new_empty(0, 0)
@@ -179,6 +182,8 @@ class TorchBeams:
         self.slots = [slots[:, :, :, :used].index_select(1, sources) for slots in self.slots]
         self.sources = [source.select(sources) for source in self.sources]
         self.table = self.table.index_select(0, rows)
+        if self.sentences is not None:
+            self.sentences = self.sentences.index_select(0, rows)
         self.batch = sources.numel()
 
     def make_room(self, new: int, seen: Callable[[Tensor], Tensor]) -> None:
@@ -236,7 +241,7 @@ class TorchStepper(ModelStepper[TorchBeams]):
         slots = [torch.stack([cache.slots.keys, cache.slots.values]) for cache in begun.caches]
         sources = [self.source_reader.source(source) for source in begun.source]
         table = self.reader.table(torch.ones(prefix.shape, dtype=torch.bool, device=prefix.device))
-        beams = TorchBeams(slots, sources, table, prefix.size(1))
+        beams = TorchBeams(slots, sources, table, prefix.size(1), begun.sentences)
         return self._log_probabilities(states, beams), beams
 
     @torch.inference_mode()
@@ -247,6 +252,10 @@ class TorchStepper(ModelStepper[TorchBeams]):
         added, turn = self._position(beams.length, x)
         if added is not None:
             x += added
+        if beams.sentences is not None:
+            beams.sentences = beams.sentences.index_select(0, parents) + (tokens == self.model.config.separator)
+            assert self._sinusoids is not None
+            x += self._sinusoids.index_select(0, beams.sentences)
         beams.table = beams.table.index_select(0, parents)
         beams.make_room(width, self.reader.seen)
         beams.table = torch.cat([beams.table, self._own_slots(batch, width, beams)], 1)
@@ -313,16 +322,17 @@ class TorchStepper(ModelStepper[TorchBeams]):
 
     def _position(self, position: int, x: Tensor) -> tuple[Tensor | None, Rotation | None]:
         """Returns what is added to the embeddings at a position, and the rotation of queries and keys there."""
-        if position >= self._known_positions:
-            length, config = max(256, 2 * position), self.model.config
-            if config.positions != "rotary":
+        config = self.model.config
+        if position + 1 >= self._known_positions:
+            length = max(256, 2 * position)
+            if config.positions != "rotary" or config.separator is not None:
                 self._sinusoids = sinusoids(0, length, config.width, x.device).to(x.dtype)
             if config.positions != "sinusoidal":
                 self._rotation = rotation(0, length, config.width // config.heads, x.device)
             self._known_positions = length
         row, added, turn = slice(position, position + 1), self._sinusoids, self._rotation
         return (
-            None if added is None else added[row],
+            None if added is None or config.positions == "rotary" else added[row],
             None if turn is None else Rotation(turn.cos[row], turn.sin[row]),
         )
 

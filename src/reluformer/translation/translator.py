@@ -19,12 +19,12 @@ from reluformer.models import storage
 from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.training.run import RunDirectory, find_run, refuse_folder_of_runs
 from reluformer.translation import formats
+from reluformer.translation.document import TranslatedSentence
 from reluformer.translation.formats import FillReport, TextFormat
 from reluformer.translation.inspection import AttentionMaps, inspect_document
-from reluformer.translation.native_stepper import stepper_of
+from reluformer.translation.native_decoder import decoder_of
 from reluformer.translation.recipe import DecodingConfig, decoding_of
-from reluformer.translation.sentence import TranslatedSentence
-from reluformer.translation.stepper import AnyStepper, ModelStepper, Stepper, evaluating, padded
+from reluformer.translation.stepper import Decoder, ModelDecoder, evaluating, padded
 from reluformer.translation.tokenizer import BEGIN, END, SEPARATOR, Tokenizer
 from reluformer.translation.windows import (
     ReportProgress,
@@ -51,13 +51,16 @@ class TargetScore:
         return sum(self.tokens)
 
 
-def load_run(directory: str | Path, device: str | torch.device = "cpu", **decoding: Any) -> Translator:
+def load_run(
+    directory: str | Path, device: str | torch.device = "cpu", *, int8: bool = False, **decoding: Any
+) -> Translator:
     """Loads the translator of a run.
 
     Args:
         directory: A run, or its `best/`. A folder of runs, such as that of `make demo`, stands for the run
             called `reluformer` in it. An unfinished run has its best weights so far, and a warning says so.
         device: The device that the model computes on.
+        int8: Whether to translate with weights of 8 bits.
         **decoding: Keys of `DecodingConfig` that differ from the run's recipe, such as `beam=1`.
 
     Returns:
@@ -65,6 +68,7 @@ def load_run(directory: str | Path, device: str | torch.device = "cpu", **decodi
 
     Raises:
         StorageError: The directory holds no model, another model's tokenizer, or a damaged file.
+        ArgumentError: The compiled library cannot decode the model with int8 weights.
     """
     run = RunDirectory(find_run(Path(directory)))
     directory = run.path
@@ -92,14 +96,14 @@ def load_run(directory: str | Path, device: str | torch.device = "cpu", **decodi
             f"{directory}: this is not the tokenizer that the model was trained with; copy tokenizer.json and "
             "tokenizer.meta.json from the model's own run"
         )
-    return Translator(model.to(device).eval(), tokenizer, decoding_of(run).replace(**decoding))
+    return Translator(decoder_of(model.to(device).eval(), int8), tokenizer, decoding_of(run).replace(**decoding))
 
 
 class Translator:
     """A translator of texts and documents.
 
     Args:
-        model: The model, or a stepper that decodes without one, such as that of an ONNX export.
+        model: The model, or a decoder, such as that of int8 weights or of an ONNX export.
         tokenizer: The tokenizer that the model was trained with.
         config: How to search; by default `DecodingConfig()`.
 
@@ -110,21 +114,19 @@ class Translator:
         ['Die Lampe ist neu. Sie ist groß.']
     """
 
-    def __init__(
-        self, model: ReLUFormer | AnyStepper, tokenizer: Tokenizer, config: DecodingConfig | None = None
-    ) -> None:
+    def __init__(self, model: ReLUFormer | Decoder, tokenizer: Tokenizer, config: DecodingConfig | None = None) -> None:
         self.tokenizer = tokenizer
         self.config = config or DecodingConfig()
-        self.stepper: AnyStepper = model if isinstance(model, Stepper) else stepper_of(model)
+        self.decoder: Decoder = model if isinstance(model, Decoder) else decoder_of(model)
 
     @property
     def model(self) -> ReLUFormer:
         """The PyTorch model; an ArgumentError for an ONNX export, which has none."""
-        if not isinstance(self.stepper, ModelStepper):
+        if not isinstance(self.decoder, ModelDecoder):
             raise ArgumentError(
                 "an exported model only translates; to score, inspect or train, load the run that it was exported from"
             )
-        return self.stepper.model
+        return self.decoder.model
 
     @overload
     def translate(
@@ -208,7 +210,7 @@ class Translator:
         for document in documents:
             _refuse_single("translate_documents", document)
         config = self.config.replace(n_best=n, beam=max(n, self.config.beam))
-        return translate_documents(self.stepper, self.tokenizer, documents, config, progress, aligned)
+        return translate_documents(self.decoder, self.tokenizer, documents, config, progress, aligned)
 
     def stream(self, document: str | Sentences) -> Iterator[str]:
         """Yields the translated sentences of one document, each as soon as nothing can change it.
@@ -224,7 +226,7 @@ class Translator:
 
     def stream_translations(self, document: Sentences, aligned: bool = False) -> Iterator[TranslatedSentence]:
         """Yields what `stream` does, with alignments where `aligned` asks for them."""
-        return stream_document(self.stepper, self.tokenizer, document, self.config, aligned)
+        return stream_document(self.decoder, self.tokenizer, document, self.config, aligned)
 
     def score(self, sources: Sequence[Sentences], targets: Sequence[Sentences]) -> list[TargetScore]:
         """Scores given translations: how likely the model finds each target given its source.

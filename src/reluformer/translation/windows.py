@@ -4,7 +4,7 @@ A document is cut at sentence borders into windows of source tokens. Each window
 the last sentences before it; their translations are a forced prefix of its target. So
 pronouns keep their antecedents and terms their translations. Every sentence comes back as
 exactly one sentence. A sentence that is longer than a window is cut between words, and the
-translations of its pieces are joined. A sentence without letters, such as `1,234` or an emoji, is
+translations of its pieces are joined. A sentence without words, such as `1,234`, `x = y` or an emoji, is
 copied, and the model never sees it.
 
 The model may still write the translation of one sentence in the place of another. Cross-attention
@@ -24,14 +24,18 @@ from itertools import pairwise
 import numpy as np
 
 from reluformer.translation.alignment import Shares, WindowReads, read_windows
-from reluformer.translation.beam_search import Hypothesis, Outline, Search, beam_search
+from reluformer.translation.beam_search import start_search
+from reluformer.translation.document import Alignment, Range, TranslatedSentence, has_letters
 from reluformer.translation.recipe import DecodingConfig
-from reluformer.translation.sentence import Alignment, Range, TranslatedSentence, has_letters
-from reluformer.translation.stepper import AnyStepper, padded
+from reluformer.translation.search import Hypothesis, Outline, Search, Settled
+from reluformer.translation.stepper import Decoder
 from reluformer.translation.tokenizer import END, SEPARATOR, Tokenizer
 
 TRAINED_WINDOW = 512
 """The source tokens of a window, unless the configuration or the run says otherwise."""
+
+MOST_ALIGNED = 2**20
+"""A sentence keeps its alignment if it has at most so many pairs of a source and a target token."""
 
 ReportProgress = Callable[[int, int], None]
 """Is called with the number of translated sentences and the number of all sentences."""
@@ -53,7 +57,7 @@ class Translation:
 
 
 def translate_documents(
-    stepper: AnyStepper,
+    decoder: Decoder,
     tokenizer: Tokenizer,
     documents: Sequence[Sequence[str]],
     config: DecodingConfig,
@@ -66,11 +70,11 @@ def translate_documents(
     Every window begins with the best translations of the windows before it.
 
     Args:
-        stepper: The decoder.
+        decoder: The decoder.
         tokenizer: The tokenizer of its model.
         documents: Lists of sentences.
         config: How to search, and the size of windows and batches.
-        report: Is called after each batch.
+        report: Is called whenever windows are finished.
         aligned: Whether the sentences of each document need their alignments; by default none does.
 
     Returns:
@@ -80,39 +84,63 @@ def translate_documents(
     windowed = [
         WindowedDocument(document, tokenizer, config, needs) for document, needs in zip(documents, wanted, strict=True)
     ]
-    total = sum(map(len, documents))
+    total, finished = sum(map(len, documents)), sum(document.finished_sentences for document in windowed)
+    search = start_search(decoder, config)
+    decoding: dict[int, WindowedDocument] = {}
+
+    def add(document: WindowedDocument) -> None:
+        decoding[add_window(search, document)] = document
+
     waiting = [document for document in windowed if not document.done]
-    while waiting:
-        for batch in _batches(waiting, config.batch_tokens):
-            windows = [document.window() for document in batch]
-            source, mask = padded([window.source for window in windows], stepper.device)
-            outlines = [window.outline for window in windows]
-            found = beam_search(stepper, source, mask, config=config, outlines=outlines)
-            accept_windows(stepper, batch, found)
-            if report is not None:
-                report(sum(document.finished_sentences for document in windowed), total)
-        waiting = [document for document in waiting if not document.done]
+    for document in sorted(waiting, key=lambda document: len(document.window().source), reverse=True):
+        add(document)
+    while decoding:
+        numbers = search.run()
+        batch = [decoding.pop(number) for number in numbers]
+        finished -= sum(document.finished_sentences for document in batch)
+        accept_windows(decoder, batch, [search.hypotheses(number) for number in numbers])
+        finished += sum(document.finished_sentences for document in batch)
+        for document in batch:
+            if not document.done:
+                add(document)
+        if report is not None and batch:
+            report(finished, total)
     if report is not None:
         report(total, total)
     return [document.translations() for document in windowed]
 
 
+def add_window(search: Search, document: WindowedDocument) -> int:
+    """Adds the next window of a document to a search; returns its number."""
+    window = document.window()
+    return search.add(window.source, window.outline, document.needs_reads and not document.aligned)
+
+
 def accept_windows(
-    stepper: AnyStepper, documents: Sequence[WindowedDocument], found: Sequence[Sequence[Hypothesis]]
+    decoder: Decoder, documents: Sequence[WindowedDocument], found: Sequence[Sequence[Hypothesis]]
 ) -> None:
-    """Gives each document the hypotheses of its window, with what they read where that is needed; one batch of reads.
+    """Gives each document the hypotheses of its window, with what they read where that is needed.
+
+    A search that can tell what was read of each sentence has told it. Everything else is one batch of reads.
 
     Args:
-        stepper: The decoder that found them.
+        decoder: The decoder that found them.
         documents: The documents whose windows were translated.
         found: The hypotheses of each window, best first.
     """
-    reading = [number for number, document in enumerate(documents) if document.needs_reads]
     reads: dict[int, list[WindowReads]] = {}
-    for by_token in (False, True):
-        numbers = [number for number in reading if documents[number].aligned == by_token]
+    unknown: dict[bool, list[int]] = {False: [], True: []}
+    for number, document in enumerate(documents):
+        told = [one.reads for one in found[number] if one.reads is not None]
+        if not document.needs_reads:
+            continue
+        if len(told) == len(found[number]) and not document.aligned:
+            reads[number] = [WindowReads(shares) for shares in told]
+        else:
+            unknown[document.aligned].append(number)
+    for by_token, numbers in unknown.items():
         pairs = [(documents[number].window().source, one.tokens) for number in numbers for one in found[number]]
-        read = read_windows(stepper, [one for one, _ in pairs], [one for _, one in pairs], by_token)
+        read = read_windows(decoder, [one for one, _ in pairs], [one for _, one in pairs], by_token)
         remaining = iter(read or ())
         if read is not None:
             reads.update((number, [next(remaining) for _ in found[number]]) for number in numbers)
@@ -121,7 +149,7 @@ def accept_windows(
 
 
 def stream_document(
-    stepper: AnyStepper, tokenizer: Tokenizer, document: Sequence[str], config: DecodingConfig, aligned: bool = False
+    decoder: Decoder, tokenizer: Tokenizer, document: Sequence[str], config: DecodingConfig, aligned: bool = False
 ) -> Iterator[TranslatedSentence]:
     """Yields the sentences of the best translation, each as soon as nothing can change it.
 
@@ -132,15 +160,14 @@ def stream_document(
     windowed = WindowedDocument(document, tokenizer, config, aligned)
     sent = 0
     while not windowed.done:
-        window = windowed.window()
-        source, mask = padded([window.source], stepper.device)
-        search = Search(stepper, source, mask, [window.outline], config)
-        while not search.done:
+        search = start_search(decoder, config)
+        number = add_window(search, windowed)
+        while not search.ended(number):
             search.advance()
-            settled = windowed.settled(stepper, search.settled(0))
+            settled = windowed.settled(decoder, search.settled(number))
             yield from settled[sent:]
             sent = max(sent, len(settled))
-        accept_windows(stepper, [windowed], [search.finished[0]])
+        accept_windows(decoder, [windowed], [search.hypotheses(number)])
     yield from windowed.translations()[0].translated[sent:]
 
 
@@ -296,24 +323,28 @@ class WindowedDocument:
             for rank, score in enumerate(self._score)
         ]
 
-    def settled(self, stepper: AnyStepper, tokens: Sequence[int]) -> list[TranslatedSentence]:
-        """Returns the sentences that are final if the target of the window begins with `tokens`.
+    def settled(self, decoder: Decoder, begun: Settled) -> list[TranslatedSentence]:
+        """Returns the sentences that are final if the target of the window begins with `begun`.
 
         A sentence that read another one is not final before it was translated anew.
 
         Args:
-            stepper: The decoder, which is asked what the tokens read.
-            tokens: The first tokens of the target.
+            decoder: The decoder, which is asked what the tokens read if the search has not told it.
+            begun: The first tokens of the target.
         """
         final = [unit[0] for unit in self._done[: self._final_units()]]
         if self._misread:
             return self._sentences(final)
         context = self.window().outline.prefix.count(SEPARATOR)
-        complete = _split(tokens)[:-1]
+        complete = _split(begun.tokens)[:-1]
         if len(complete) - context > len(self._begun):
-            begun = _joined(complete, SEPARATOR)[:-1]
-            reads = read_windows(stepper, [self.window().source], [begun], self.aligned) if self.needs_reads else None
-            self._begun = self._target_units(begun, None if reads is None else reads[0])
+            tokens = _joined(complete, SEPARATOR)[:-1]
+            reads = None
+            if self.needs_reads and begun.reads is not None and not self.aligned:
+                reads = [WindowReads(begun.reads)]
+            elif self.needs_reads:
+                reads = read_windows(decoder, [self.window().source], [tokens], self.aligned)
+            self._begun = self._target_units(tokens, None if reads is None else reads[0])
         for unit in self._begun:
             if unit.misread:
                 break
@@ -338,9 +369,10 @@ class WindowedDocument:
         doubtful = any(number in self._anew for number in range(first, first + len(units)))
         sources = self._units[first : first + len(units)]
         reads = [unit.reads for unit in units if unit.reads is not None]
-        if len(reads) < len(units):
-            return TranslatedSentence(" ".join(texts), None, doubtful)
         source = tuple(place for unit in sources for place in unit.ranges)
+        pairs = len(source) * sum(len(unit.tokens) for unit in units)
+        if len(reads) < len(units) or pairs > MOST_ALIGNED:
+            return TranslatedSentence(" ".join(texts), None, doubtful)
         target: list[Range] = []
         weights = np.zeros((sum(len(unit.tokens) for unit in units), len(source)), np.float32)
         start = column = 0
@@ -388,20 +420,6 @@ class WindowedDocument:
     def _encode(self, text: str) -> tuple[list[int], tuple[Range, ...]]:
         """Returns tokens, and their places where alignments are wanted."""
         return self._tokenizer.encode_with_ranges(text) if self.aligned else (self._tokenizer.encode(text), ())
-
-
-def _batches(documents: Sequence[WindowedDocument], batch_tokens: int) -> Iterator[list[WindowedDocument]]:
-    """Yields documents whose next windows have similar lengths; a batch has at most `batch_tokens` with padding."""
-    measured = []
-    for number, document in enumerate(documents):
-        window = document.window()
-        measured.append((len(window.source), len(window.outline.prefix), number))
-    measured.sort(reverse=True)
-    start = 0
-    while start < len(measured):
-        stop = start + max(1, batch_tokens // measured[start][0])
-        yield [documents[number] for _, _, number in measured[start:stop]]
-        start = stop
 
 
 def _joined(sentences: Sequence[Sequence[int]], last: int) -> tuple[int, ...]:

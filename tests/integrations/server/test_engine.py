@@ -11,9 +11,10 @@ from reluformer.integrations.server import engine as engine_module
 from reluformer.integrations.server.engine import Call, Engine, Job
 from reluformer.integrations.server.limits import RequestError, ServerLimits
 from reluformer.integrations.server.model_registry import ModelRegistry, ServedModel
-from reluformer.translation.beam_search import Hypothesis, Search
-from reluformer.translation.sentence import TranslatedSentence
-from reluformer.translation.tokenizer import END, PAD
+from reluformer.translation.document import TranslatedSentence
+from reluformer.translation.native_decoder import NativeSearch
+from reluformer.translation.search import Hypothesis
+from reluformer.translation.tokenizer import END
 from reluformer.translation.translator import Translator
 
 SHORT = ("A dog ran home.",)
@@ -120,12 +121,18 @@ def test_short_texts_overtake_a_search_under_way(models: ModelRegistry, engine: 
 class EchoSearch:
     """Ends at once; the translation of a window is its source."""
 
-    def __init__(self, stepper: Any, source: Any, mask: Any, outlines: Any, config: Any) -> None:
-        rows = [tuple(token for token in row if token not in (PAD, END)) for row in source.tolist()]
-        self.finished = [[Hypothesis(row, 0.0, 0.0)] for row in rows]
+    def __init__(self, decoder: Any, config: Any) -> None:
+        self.sources: list[Any] = []
 
-    def advance(self) -> None:
+    def add(self, source: Any, outline: Any, reads: bool) -> int:
+        self.sources.append(source)
+        return len(self.sources) - 1
+
+    def advance(self, positions: int) -> None:
         pass
+
+    def hypotheses(self, source: int) -> list[Hypothesis]:
+        return [Hypothesis(tuple(token for token in self.sources[source] if token != END), 0.0, 0.0)]
 
     def ended(self, source: int) -> bool:
         return True
@@ -135,7 +142,7 @@ class EchoSearch:
 def test_new_requests_cannot_keep_a_long_document_waiting(
     models: ModelRegistry, engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, window_tokens: int
 ) -> None:
-    monkeypatch.setattr(engine_module, "Search", EchoSearch)
+    monkeypatch.setattr(engine_module, "start_search", EchoSearch)
     base = models[0].translator
     config = base.config.replace(window_tokens=window_tokens)
     model = ServedModel("model", Translator(base.model, base.tokenizer, config))
@@ -197,21 +204,23 @@ def test_a_neighbour_is_dropped_and_the_others_go_on(models: ModelRegistry, engi
 def test_one_text_cannot_spoil_another(
     models: ModelRegistry, engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class PoisonedSearch(Search):
-        def __init__(self, stepper: Any, source: Any, mask: Any, outlines: Any, config: Any) -> None:
-            super().__init__(stepper, source, mask, outlines, config)
-            self.poisoned = any(outline.limits == poisoned for outline in outlines)
+    class PoisonedSearch(NativeSearch):
+        poisoned = False
 
-        def advance(self) -> None:
+        def add(self, source: Any, outline: Any, reads: bool = False) -> int:
+            self.poisoned |= outline.limits == poisoned
+            return super().add(source, outline, reads)
+
+        def advance(self, positions: int = 1) -> None:
             if self.poisoned:
                 raise RuntimeError("poison")
-            super().advance()
+            super().advance(positions)
 
     one = engine()
     bad, good = Job(models[0], [("night was near.",)]), Job(models[0], [LONG[:1]])
     poisoned = bad.passages[0].window().outline.limits
     assert good.passages[0].window().outline.limits != poisoned
-    monkeypatch.setattr(engine_module, "Search", PoisonedSearch)
+    monkeypatch.setattr(engine_module, "start_search", PoisonedSearch)
     for job in (bad, good):
         one.submit(job)
     finish(one, [bad, good])

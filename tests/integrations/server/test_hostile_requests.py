@@ -6,10 +6,12 @@ import tempfile
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
 
 import pytest
 from pydantic import ValidationError
 
+from reluformer.integrations.server import schemas
 from reluformer.integrations.server.engine import Job
 from reluformer.integrations.server.schemas import Payload, TextLayout, TranslateRequest
 from reluformer.translation import formats
@@ -104,6 +106,37 @@ def test_an_upload_is_never_written_to_disk(serve: Callable[..., TestClient], mo
     for route in ("/translate_file", "/translate"):
         answer = client.post(route, files={"file": ("a.txt", b"x" * (3 << 20))}, data={**ASK, "q": "A dog."})
         assert (answer.status_code, answer.json()["code"]) == (401, "key_missing")
+
+
+def test_fields_of_a_form_stay_out_of_the_event_loop(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+
+    def parse(*arguments: Any, **options: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return parse_qsl(*arguments, **options)
+
+    monkeypatch.setattr(schemas, "parse_qsl", parse)
+    headers = {"content-type": "application/x-www-form-urlencoded"}
+    content = f"target=de&q={LONG}".encode()
+    assert client.post("/translate", content=content, headers=headers).status_code == 200
+    assert threads and threads[0].startswith("reluformer-worker")
+    answer = client.post("/translate", content=b"&a=b" * 2000, headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (400, "malformed")
+
+
+def test_bytes_of_a_form_that_no_client_escaped_are_utf_8(client: TestClient) -> None:
+    headers = {"content-type": "application/x-www-form-urlencoded"}
+    answers = [
+        client.post("/translate", content=b"target=de&q=" + text, headers=headers)
+        for text in ("Gr\u00f6\u00dfe 12".encode(), b"Gr%C3%B6%C3%9Fe+12")
+    ]
+    assert answers[0].json() == answers[1].json() and answers[0].status_code == 200
+
+
+def test_an_error_quotes_little_of_a_long_field(client: TestClient) -> None:
+    for field in ("source", "model"):
+        answer = client.post("/translate", json={**ASK, "q": "A dog.", field: "x" * 100_000})
+        assert answer.status_code in (400, 404) and len(answer.content) < 1000
 
 
 def test_a_form_without_an_end(client: TestClient) -> None:

@@ -182,6 +182,18 @@ def test_padding_on_the_left_is_refused() -> None:
         model(tokens, mask, targets(), torch.tensor([[0, 1, 1, 1, 1, 1]] * 3))
 
 
+def test_a_model_that_counts_sentences_generates_without_the_cache() -> None:
+    tokens, mask = sources()
+    counting = make(separator=5)
+    assert counting.config.use_cache is False
+    whole = counting(tokens, mask, decoder_input_ids=targets()).logits
+    expected = counting.model(tokens, targets(), mask.bool()).logits
+    torch.testing.assert_close(whole, expected)
+    assert counting.generate(tokens, attention_mask=mask, max_new_tokens=4).size(0) == tokens.size(0)
+    with pytest.raises(ArgumentError, match="use_cache=False"):
+        counting(tokens, mask, decoder_input_ids=targets(), use_cache=True)
+
+
 def test_wrong_use() -> None:
     model = make()
     tokens, mask = sources()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from reluformer.kernels.native import decoder, library, sources
+from reluformer.kernels.native import decoder, library, source_hash
 from reluformer.kernels.native.library import Library, LibraryError
 
 
@@ -52,16 +52,16 @@ def test_the_structs_have_the_size_that_c_gives_them(built: Path) -> None:
         "gradient": library.GRADIENT.size,
         "sparse": library.SPARSE.size,
         "moments": library.MOMENTS.size,
-        "decoder": ctypes.sizeof(decoder.Decoder),
-        "position": ctypes.sizeof(decoder.Position),
+        "model": ctypes.sizeof(decoder.Model),
+        "sentence": ctypes.sizeof(decoder.SentenceTask),
     }
 
 
 def test_any_change_of_the_sources_changes_their_hash(tmp_path: Path) -> None:
-    for path in [*Path(sources.__file__).parent.glob("*.cpp"), *Path(sources.__file__).parent.glob("*.h")]:
+    for path in [*Path(library.__file__).parent.glob("*.cpp"), *Path(library.__file__).parent.glob("*.h")]:
         shutil.copy(path, tmp_path)
-    before = sources.source_hash(tmp_path)
-    assert before == sources.source_hash()
+    before = source_hash(tmp_path)
+    assert before == source_hash()
     with (tmp_path / "tiles.h").open("a") as file:
         file.write("\n")
-    assert sources.source_hash(tmp_path) != before
+    assert source_hash(tmp_path) != before

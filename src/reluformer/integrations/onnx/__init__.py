@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from reluformer.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from reluformer.integrations.onnx.export import export_run as export_run
+    from reluformer.integrations.onnx.graphs import export_run as export_run
     from reluformer.integrations.onnx.runtime import load as load
 
 _HOME = {
-    "export_run": ("reluformer.integrations.onnx.export", ("onnx", "onnxscript", "onnxruntime")),
+    "export_run": ("reluformer.integrations.onnx.graphs", ("onnx", "onnxscript", "onnxruntime")),
     "load": ("reluformer.integrations.onnx.runtime", ("onnxruntime",)),
 }
 __all__ = [*_HOME]

@@ -59,7 +59,7 @@ class Manifest:
 
 
 def is_export(directory: Path) -> bool:
-    """Whether a directory is an ONNX export."""
+    """Returns whether a directory is an ONNX export."""
     return (directory / MANIFEST).is_file()
 
 

@@ -2,8 +2,7 @@
 
 From the bottom to the top:
 
-limits          limits of a request, the API key, errors for clients
-workers         threads for what takes time in proportion to a text
+limits          limits of a request, the API key, errors for clients, and the worker threads
 model_registry  the served models, and how a request selects one
 schemas         requests and responses, for clients and for the OpenAPI document; their texts and files
 middleware      what every request passes: limits, log, metrics, headers, errors

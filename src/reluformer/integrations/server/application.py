@@ -25,11 +25,10 @@ from reluformer.errors import ArgumentError
 from reluformer.integrations.server import schemas
 from reluformer.integrations.server.engine import Engine
 from reluformer.integrations.server.handlers import Handlers
-from reluformer.integrations.server.limits import ApiKey, RequestError, ServerLimits
+from reluformer.integrations.server.limits import ApiKey, RequestError, ServerLimits, Workers
 from reluformer.integrations.server.middleware import Metrics, RequestMiddleware, ShutdownFlag, configure_logging
 from reluformer.integrations.server.model_registry import ModelRegistry
 from reluformer.integrations.server.schemas import FORM, JSON, MULTIPART
-from reluformer.integrations.server.workers import Workers
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

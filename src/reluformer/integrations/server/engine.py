@@ -31,15 +31,18 @@ from typing import Any
 from reluformer.integrations.server.limits import ServerLimits, busy, failed, shutting_down
 from reluformer.integrations.server.middleware import LOGGER, Metrics
 from reluformer.integrations.server.model_registry import ServedModel
-from reluformer.translation.beam_search import Search
-from reluformer.translation.sentence import TranslatedSentence
-from reluformer.translation.stepper import padded
-from reluformer.translation.windows import Translation, WindowedDocument, accept_windows
+from reluformer.translation.beam_search import start_search
+from reluformer.translation.document import TranslatedSentence
+from reluformer.translation.search import Search
+from reluformer.translation.stepper import Decoder
+from reluformer.translation.windows import Translation, WindowedDocument, accept_windows, add_window
 
 _log = logging.getLogger(LOGGER)
 
 SEARCHES = 2
 """The engine runs at most two searches at a time: one, and another one of much shorter texts."""
+POSITIONS = 8
+"""A search decodes so many positions in its turn, or one if somebody wants each sentence as soon as it is final."""
 LENGTH_RATIO = 2
 """Windows share a batch if none is this many times as long, or as short, as the first one."""
 SHORT = 64
@@ -180,7 +183,7 @@ class BatchRow:
     job: Job
     index: int
     """The number of the document in its job."""
-    source: int
+    source: int = -1
     """The number of the window in the search."""
 
 
@@ -189,6 +192,7 @@ class SearchBatch:
     """A search that is running, with the rows that have not ended."""
 
     search: Search
+    decoder: Decoder
     rows: list[BatchRow]
     longest: int
 
@@ -265,7 +269,7 @@ class Engine:
             return self.busy
 
     def step(self) -> None:
-        """Accepts what arrived, starts what can start, and decodes one position of every batch."""
+        """Accepts what arrived, starts what can start, and decodes every batch a little further."""
         with self._changed:
             arrived, self._arrived = self._arrived, []
         for work in arrived:
@@ -309,7 +313,7 @@ class Engine:
                 break
             size = max(longest, job.size(index))
             if not rows or (len(rows) + 1) * size <= self._limits.batch_tokens:
-                rows.append(BatchRow(job, index, len(rows)))
+                rows.append(BatchRow(job, index))
                 longest = size
         for row in rows:
             row.job.take(row.index, len(rows))
@@ -319,13 +323,14 @@ class Engine:
         self._advance_clock(tokens)
         self._metrics.source_tokens.inc(tokens)
         try:
-            stepper = first.model.translator.stepper
-            source, mask = padded([window.source for window in windows], stepper.device)
-            search = Search(stepper, source, mask, [window.outline for window in windows], first.config)
+            decoder = first.model.translator.decoder
+            search = start_search(decoder, first.config)
+            for row in rows:
+                row.source = add_window(search, row.job.passages[row.index])
         except Exception as error:
             self._batch_failed(rows, error)
             return
-        self._batches.append(SearchBatch(search, rows, longest))
+        self._batches.append(SearchBatch(search, decoder, rows, longest))
 
     def _advance_clock(self, tokens: int) -> None:
         """Advances the clock by the share of each request in the queue in tokens that are being decoded."""
@@ -357,12 +362,12 @@ class Engine:
             self._finish(work, value)
 
     def _advance(self, batch: SearchBatch) -> None:
-        """Decodes one more position of a search, and collects the rows that ended."""
+        """Decodes a search a little further, and collects the rows that ended."""
         if all(row.job.cancelled for row in batch.rows):
             self._batches.remove(batch)
             return
         try:
-            batch.search.advance()
+            batch.search.advance(1 if any(row.job.streams for row in batch.rows) else POSITIONS)
             for row in list(batch.rows):
                 self._collect(batch, row)
         except Exception as error:
@@ -374,14 +379,14 @@ class Engine:
 
     def _collect(self, batch: SearchBatch, row: BatchRow) -> None:
         """Takes a row out of the batch if its search ended; reports the sentences that are final."""
-        job, passage, stepper = row.job, row.job.passages[row.index], batch.search.stepper
+        job, passage = row.job, row.job.passages[row.index]
         if not batch.search.ended(row.source):
             if job.streams and not job.cancelled:
-                job.report(row.index, passage.settled(stepper, batch.search.settled(row.source)))
+                job.report(row.index, passage.settled(batch.decoder, batch.search.settled(row.source)))
             return
-        hypotheses = batch.search.finished[row.source]
+        hypotheses = batch.search.hypotheses(row.source)
         self._metrics.target_tokens.inc(len(hypotheses[0].tokens))
-        accept_windows(stepper, [passage], [hypotheses])
+        accept_windows(batch.decoder, [passage], [hypotheses])
         batch.rows.remove(row)
         job.release(row.index)
         if passage.done and job.streams:

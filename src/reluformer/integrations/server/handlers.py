@@ -14,6 +14,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -22,7 +23,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from reluformer.integrations.server import read_maps
 from reluformer.integrations.server.engine import Call, Engine, Job, Work
-from reluformer.integrations.server.limits import ApiKey, RequestError, ServerLimits, timed_out, too_large
+from reluformer.integrations.server.limits import ApiKey, RequestError, ServerLimits, Workers, timed_out, too_large
 from reluformer.integrations.server.middleware import CONTENT_TYPE, Metrics, RequestRecord
 from reluformer.integrations.server.model_registry import ANY_LANGUAGE, ModelRegistry, ServedModel, language_name
 from reluformer.integrations.server.read_maps import TokenizedPart
@@ -40,10 +41,9 @@ from reluformer.integrations.server.schemas import (
     read_body,
     read_file,
 )
-from reluformer.integrations.server.workers import Workers
+from reluformer.translation.document import TranslatedSentence
 from reluformer.translation.formats import FillReport, decode_text
 from reluformer.translation.inspection import AttentionKind
-from reluformer.translation.sentence import TranslatedSentence
 
 INLINE = 2000
 """Texts of fewer characters are parsed in the event loop; longer ones, and all files, in a worker thread."""
@@ -321,7 +321,8 @@ class Stream:
         try:
             yield self._start
             while (message := await self._next(record.deadline)) not in (_ENDED, _DISCONNECTED):
-                yield self._sentence(*message)
+                size = len(self._layout.units[message[0]].raw)
+                yield await run(size, partial(self._sentence, *message))
             record.batch = self.job.largest_batch
             if message is _ENDED:
                 found = self.job.result.result()

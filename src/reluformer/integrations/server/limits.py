@@ -1,14 +1,28 @@
-"""The limits of a request, the API key, and the errors that a client gets.
+"""The limits of a request, the API key, the errors that a client gets, and the worker threads.
 
 Every error carries an HTTP status, a sentence for people, a code for programs, and a hint
 that says what to do.
+
+Worker threads do everything whose time grows with a text: parsing, splitting, tokenizing and filling.
+The event loop answers all clients, so it only does work of bounded size. A thread cannot be
+stopped from outside. These guarantees hold instead:
+
+* A client gets its answer at the deadline of its request, whatever its text does to a parser.
+* Work that has not started by then never starts; what has started ends on its own, and its result is discarded.
+* The threads are daemons: neither a shutdown nor the end of the process waits for them.
+
+What has started ends soon, because the length of a text is checked before it is parsed, and
+every format needs time in proportion to that length.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import Field
 
@@ -17,6 +31,9 @@ from reluformer.errors import ReluformerError
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+
+THREADS = 4
+Result = TypeVar("Result")
 
 
 class ServerLimits(Config):
@@ -53,6 +70,10 @@ class ServerLimits(Config):
     """A translated file is deleted after this time."""
 
 
+MOST_SHOWN = 500
+"""The most characters of an error's sentence, which may quote the request."""
+
+
 class RequestError(ReluformerError):
     """A request that the server refuses or fails to answer.
 
@@ -74,7 +95,7 @@ class RequestError(ReluformerError):
         super().__init__(sentence)
         self.status = status
         self.code = code
-        self.sentence = sentence
+        self.sentence = sentence if len(sentence) <= MOST_SHOWN else f"{sentence[:MOST_SHOWN]}..."
         self.hint = hint
         self.headers = dict(headers or {})
 
@@ -148,3 +169,56 @@ def _bearer_token(request: Request) -> list[bytes]:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     token = token.strip(" ")
     return [token.encode("latin-1"), token.encode()] if scheme.lower() == "bearer" and token else []
+
+
+class Workers:
+    """A few daemon threads that call functions in the order of their submission.
+
+    `concurrent.futures.ThreadPoolExecutor` would not do: the end of the process waits for its threads.
+
+    Example:
+        >>> workers = Workers()
+        >>> workers.submit(lambda: 6 * 7).result()
+        42
+        >>> workers.close()
+    """
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def submit(self, call: Callable[[], Result]) -> Future[Result]:
+        """Submits a function.
+
+        Args:
+            call: The function.
+
+        Returns:
+            The future of its return value or exception; the function is not called if it is cancelled before.
+        """
+        future: Future[Result] = Future()
+
+        def work() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(call())
+            except BaseException as error:  # it belongs to whoever waits for the future
+                future.set_exception(error)
+
+        self._queue.put(work)
+        if len(self._threads) < THREADS:
+            thread = threading.Thread(target=self._run, name=f"reluformer-worker-{len(self._threads)}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        return future
+
+    def close(self) -> None:
+        """Ends the threads after what they were given, without waiting for them; `submit` starts new ones."""
+        for _ in self._threads:
+            self._queue.put(None)
+        self._threads = []
+
+    def _run(self) -> None:
+        while (work := self._queue.get()) is not None:
+            work()

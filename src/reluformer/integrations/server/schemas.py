@@ -11,10 +11,11 @@ import secrets
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import parse_qsl
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from starlette.datastructures import FormData, UploadFile
@@ -31,6 +32,8 @@ from reluformer.translation.windows import Translation
 JSON, FORM, MULTIPART = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
 FORMATS = {"text": "plain", "html": "html"}
 """The name of each format of LibreTranslate in this package."""
+MOST_FIELDS = 1000
+"""The most fields of a form."""
 
 
 def _only_texts(value: Any) -> Any:
@@ -219,6 +222,15 @@ class _MemoryParser(MultiPartParser):
     spool_max_size = sys.maxsize
     max_file_size = sys.maxsize  # its name in older versions of Starlette
 
+    async def parse(self) -> FormData:
+        """Parses the form; a part without an end is left out, and its file is closed."""
+        form = await super().parse()
+        kept = {id(value.file) for _, value in form.multi_items() if isinstance(value, UploadFile)}
+        for file in self._files_to_close_on_error:
+            if id(file) not in kept:
+                file.close()
+        return form
+
 
 async def read_body(request: Request, schema: type[Schema], run: SizedCall) -> Schema:
     """Reads the body of a request, which is JSON or a form.
@@ -232,13 +244,13 @@ async def read_body(request: Request, schema: type[Schema], run: SizedCall) -> S
         RequestError: The body is malformed (400, 422) or its content type is unknown (415).
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == JSON:
-        content = await request.body()
-        found: Schema = await run(len(content), lambda: validated(schema, _object(content)))
+    if kind in (JSON, FORM):
+        content, parse = await request.body(), _object if kind == JSON else _urlencoded
+        found: Schema = await run(len(content), lambda: validated(schema, parse(content)))
         return found
-    if kind in (FORM, MULTIPART):
-        async with _form(request, kind) as form:
-            return validated(schema, _fields(form, schema))
+    if kind == MULTIPART:
+        async with _form(request) as form:
+            return validated(schema, _fields(form.multi_items()))
     sentence = f"a body of the type {kind[:64]!r} is not understood" if kind else "the request has no content type"
     raise RequestError(415, "unsupported_media_type", sentence, f"send {JSON}, {FORM} or {MULTIPART}")
 
@@ -255,30 +267,40 @@ async def read_file(request: Request, schema: type[Schema]) -> tuple[Schema, str
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != MULTIPART:
         raise RequestError(415, "unsupported_media_type", "a file comes as multipart/form-data", "see /openapi.json")
-    async with _form(request, kind) as form:
+    async with _form(request) as form:
         file = form.get("file")
         if not isinstance(file, UploadFile):
             raise RequestError(
                 400, "missing_field", "the form has no file", "send it in the field 'file', with its name"
             )
-        return validated(schema, _fields(form, schema)), file.filename or "", await file.read()
+        return validated(schema, _fields(form.multi_items())), file.filename or "", await file.read()
 
 
 @asynccontextmanager
-async def _form(request: Request, kind: str) -> AsyncIterator[FormData]:
-    if kind == MULTIPART:
-        async with aclosing(request.stream()) as stream:
-            try:
-                form = await _MemoryParser(request.headers, stream, max_files=1).parse()
-            except MultiPartException:
-                sentence = "the body is no form that can be read"
-                raise RequestError(400, "malformed", sentence, "check the form's encoding and its size") from None
-    else:
-        form = await request.form()
+async def _form(request: Request) -> AsyncIterator[FormData]:
+    async with aclosing(request.stream()) as stream:
+        try:
+            form = await _MemoryParser(request.headers, stream, max_files=1).parse()
+        except MultiPartException:
+            raise _unreadable_form() from None
     try:
         yield form
     finally:
         await form.close()
+
+
+def _unreadable_form() -> RequestError:
+    sentence = "the body is no form that can be read"
+    return RequestError(400, "malformed", sentence, "check the form's encoding and its size")
+
+
+def _urlencoded(content: bytes) -> dict[str, Any]:
+    """Returns the fields of a form without files."""
+    try:
+        text = content.decode("utf-8", "replace")
+        return _fields(parse_qsl(text, keep_blank_values=True, max_num_fields=MOST_FIELDS))
+    except ValueError:
+        raise _unreadable_form() from None
 
 
 def _object(content: bytes) -> dict[str, Any]:
@@ -305,14 +327,13 @@ def _is_unicode(values: Any) -> bool:
     return True
 
 
-def _fields(form: FormData, schema: type[RequestBody]) -> dict[str, Any]:
-    """Returns the fields of a form; a field that occurs several times becomes a list."""
-    values: dict[str, Any] = {}
-    for name in schema.model_fields:
-        found = [value for value in form.getlist(name) if isinstance(value, str)]
-        if found:
-            values[name] = found if len(found) > 1 else found[0]
-    return values
+def _fields(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns the fields of a form that are no files; a field that occurs several times becomes a list."""
+    values: dict[str, list[str]] = {}
+    for name, value in pairs:
+        if isinstance(value, str):
+            values.setdefault(name, []).append(value)
+    return {name: found if len(found) > 1 else found[0] for name, found in values.items()}
 
 
 def validated(schema: type[Schema], values: dict[str, Any]) -> Schema:

@@ -272,7 +272,7 @@ def relufied_scores(
 
 
 def _is_causal(module: nn.Module, queries: int, slots: int, is_causal: bool | None) -> bool:
-    """Without a mask, the argument or the module decides whether the read is causal."""
+    """Returns whether the read is causal; without a mask, the argument or the module decides."""
     if queries == 1:
         return False
     causal = getattr(module, "is_causal", None) if is_causal is None else is_causal
@@ -322,26 +322,8 @@ def warn_of_dropout() -> None:
 def _read(
     rule: Rule, query: Tensor, key: Tensor, value: Tensor, parts: MaskParts, bias: Tensor | None, scale: float | None
 ) -> Tensor:
-    """Returns (B, H, Tq, dv); keys and values that heads share are copied only if necessary."""
-    batch, heads, queries, width = query.shape
-    shared = key.size(1)
-    if heads == shared:
-        return memory.read(
-            query,
-            key,
-            value,
-            rule,
-            bias=bias,
-            scale=scale,
-            causal=parts.causal,
-            key_mask=parts.key_mask,
-            mask=parts.mask,
-        )
-    if parts.mask is None and bias is None and not parts.causal:  # heads that share slots are more queries of them
-        folded = query.reshape(batch, shared, -1, width)
-        out = memory.read(folded, key, value, rule, key_mask=parts.key_mask, scale=scale)
-        return out.reshape(batch, heads, queries, -1)
-    key, value = repeat_heads(query, key, value)
+    """Returns (B, H, Tq, dv); heads that share keys and values read them without a copy."""
+    _check_heads(query, key)
     return memory.read(
         query, key, value, rule, bias=bias, scale=scale, causal=parts.causal, key_mask=parts.key_mask, mask=parts.mask
     )
@@ -368,9 +350,12 @@ def _read_densely(
 
 def repeat_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Repeats keys and values for each head of the queries."""
+    _check_heads(query, key)
+    group = query.size(1) // key.size(1)
+    return (key, value) if group == 1 else (key.repeat_interleave(group, 1), value.repeat_interleave(group, 1))
+
+
+def _check_heads(query: Tensor, key: Tensor) -> None:
     heads, shared = query.size(1), key.size(1)
     if heads % shared:
         raise ArgumentError(f"{heads} heads of queries cannot share {shared} heads of keys; it must divide them")
-    if heads == shared:
-        return key, value
-    return key.repeat_interleave(heads // shared, 1), value.repeat_interleave(heads // shared, 1)

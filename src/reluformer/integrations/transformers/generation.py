@@ -20,8 +20,8 @@ from reluformer.errors import ArgumentError
 from reluformer.integrations.transformers.modeling import ReLUFormerForConditionalGeneration
 from reluformer.integrations.transformers.tokenization import ReLUFormerTokenizer, check_fingerprint
 from reluformer.translation import formats
-from reluformer.translation.beam_search import Outline, OutlineState
 from reluformer.translation.recipe import DecodingConfig
+from reluformer.translation.search import Outline, OutlineState
 from reluformer.translation.translator import Translator
 
 TASK = "translation"

@@ -67,6 +67,8 @@ class ReLUFormerConfig(PreTrainedConfig):
     @classmethod
     def from_model_config(cls, config: ModelConfig, **values: Any) -> ReLUFormerConfig:
         """Creates the configuration of a network; `values` are further fields of this class."""
+        if config.separator is not None:  # the cache of transformers holds slots, and not the number of sentences
+            values = {"use_cache": False, **values}
         return cls(network=config.model_dump(mode="json"), **values)
 
     def to_model_config(self) -> ModelConfig:
@@ -236,6 +238,11 @@ class ReLUFormerForConditionalGeneration(PreTrainedModel, GenerationMixin):
         """Returns the state that `ReLUFormer.step` continues from, stored in transformers' cache."""
         if not isinstance(cache, EncoderDecoderCache):
             raise ArgumentError(f"past_key_values is a {type(cache).__name__}; pass an EncoderDecoderCache")
+        if self.model.config.separator is not None:
+            raise ArgumentError(
+                "this model counts sentences, and the cache of transformers does not; call generate(use_cache=False), "
+                "or translate with reluformer.load_run, which counts and caches"
+            )
         sources = []
         for layer, block in enumerate(self.model._decoder_blocks()):
             if not cache.is_updated.get(layer):
@@ -273,7 +280,7 @@ class SourceEncoder:
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> BaseModelOutput:
-        """(B, S) -> (B, S, D)."""
+        """Encodes tokens (B, S) as states (B, S, D)."""
         _refuse_recording(output_attentions, output_hidden_states)
         return BaseModelOutput(last_hidden_state=self._model._encoded(input_ids, attention_mask, None).states)
 

@@ -1,100 +1,57 @@
-// Reads of one position by the beams of one source. Slots that all beams share are loaded once for
-// all of them; a value is loaded only where a weight is not zero.
+// Reads of a few rows that share their slots. Keys lie in blocks of LANES slots, (head width, LANES) each, so that a
+// score has a lane of its own. All slots get a score; a beam then picks those of its ancestors. A value is loaded
+// only where a weight is not zero.
 #pragma once
 
-constexpr int TOGETHER = 4;  // beams that read together
+constexpr int TOGETHER = LANES == 16 ? 6 : 4;  // rows that read together
 
-// scores[b][t] = q[b] . keys[slot t], begin <= t < end, for B beams; a slot is a row of `stride` numbers.
+// scores[b][s] = q[b] . key of slot s, for all s below `count`, rounded up to whole blocks.
 template <int B>
-INLINE void scores_one_by_one(float* scores, int64_t score_stride, const float* q, int64_t q_stride, const float* keys,
-                              int64_t stride, const int32_t* slots, int64_t begin, int64_t end, int64_t width) {
-    for (int64_t t = begin; t < end; ++t) {
-        const float* key = keys + (slots == nullptr ? t : slots[t]) * stride;
-        Vector sums[B];
-        for (int b = 0; b < B; ++b) sums[b] = Vector{};
-        int64_t c = 0;
-        for (; c + LANES <= width; c += LANES) {
-            const Vector part = load(key + c);
-#pragma GCC unroll 4
-            for (int b = 0; b < B; ++b) sums[b] += load(q + b * q_stride + c) * part;
-        }
-        for (int b = 0; b < B; ++b) {
-            float sum = total(sums[b]);
-            for (int64_t rest = c; rest < width; ++rest) sum += q[b * q_stride + rest] * key[rest];
-            scores[b * score_stride + t] = sum;
-        }
-    }
-}
-
-#if defined(HALVES) && LANES == 8
-// The totals of eight vectors in one: three rounds of adding neighbours, instead of eight sums of eight.
-INLINE Vector totals(const Vector* x) {
-    Vector two[4], four[2];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i)
-        two[i] = __builtin_shufflevector(x[2 * i], x[2 * i + 1], 0, 8, 2, 10, 4, 12, 6, 14) +
-                 __builtin_shufflevector(x[2 * i], x[2 * i + 1], 1, 9, 3, 11, 5, 13, 7, 15);
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; ++i)
-        four[i] = __builtin_shufflevector(two[2 * i], two[2 * i + 1], 0, 1, 8, 9, 4, 5, 12, 13) +
-                  __builtin_shufflevector(two[2 * i], two[2 * i + 1], 2, 3, 10, 11, 6, 7, 14, 15);
-    return __builtin_shufflevector(four[0], four[1], 0, 1, 2, 3, 8, 9, 10, 11) +
-           __builtin_shufflevector(four[0], four[1], 4, 5, 6, 7, 12, 13, 14, 15);
-}
-
-// The same eight slots at a time: eight sums for one beam are brought together at once.
-template <int B>
-INLINE void scores_of(float* scores, int64_t score_stride, const float* q, int64_t q_stride, const float* keys,
-                      int64_t stride, const int32_t* slots, int64_t begin, int64_t end, int64_t width) {
-    int64_t t = begin;
-    for (; width % LANES == 0 && t + LANES <= end; t += LANES) {
-        const float* rows[LANES];
-        for (int i = 0; i < LANES; ++i) rows[i] = keys + (slots == nullptr ? t + i : slots[t + i]) * stride;
-        for (int b = 0; b < B; ++b) {
-            Vector sums[LANES];
+INLINE void scores_of_blocks(float* scores, int64_t stride, const float* q, int64_t q_stride, const float* keys,
+                             int64_t count, int64_t width) {
+    const int64_t block = width * LANES;
+    int64_t s = 0;
+    for (; s + LANES < count; s += 2 * LANES, keys += 2 * block) {
+        Vector sums[B][2];
 #pragma GCC unroll 8
-            for (int i = 0; i < LANES; ++i) sums[i] = Vector{};
-            for (int64_t c = 0; c < width; c += LANES) {
-                const Vector part = load(q + b * q_stride + c);
+        for (int b = 0; b < B; ++b) sums[b][0] = sums[b][1] = Vector{};
+        for (int64_t c = 0; c < width; ++c) {
+            const Vector left = load(keys + c * LANES), right = load(keys + block + c * LANES);
 #pragma GCC unroll 8
-                for (int i = 0; i < LANES; ++i) sums[i] += load(rows[i] + c) * part;
+            for (int b = 0; b < B; ++b) {
+                const float x = q[b * q_stride + c];
+                sums[b][0] += x * left;
+                sums[b][1] += x * right;
             }
-            store(scores + b * score_stride + t, totals(sums));
         }
-    }
-    scores_one_by_one<B>(scores, score_stride, q, q_stride, keys, stride, slots, t, end, width);
-}
-#else
-template <int B>
-INLINE void scores_of(float* scores, int64_t score_stride, const float* q, int64_t q_stride, const float* keys,
-                      int64_t stride, const int32_t* slots, int64_t begin, int64_t end, int64_t width) {
-    scores_one_by_one<B>(scores, score_stride, q, q_stride, keys, stride, slots, begin, end, width);
-}
-#endif
-
-constexpr int64_t NEAR = 64;  // slots whose values stay in the nearest cache while one beam after the other reads them
-
-// out[b] += sum over begin <= t < end of weights[b][t] * values[slot t]
-template <int B>
-INLINE void add_values(float* out, int64_t out_stride, const float* weights, int64_t weight_stride,
-                       const float* values, int64_t stride, const int32_t* slots, int64_t begin, int64_t end,
-                       int64_t width) {
-    int32_t chosen[NEAR + LANES];
-    for (int64_t first = begin; first < end; first += NEAR) {
-        const int64_t last = first + NEAR < end ? first + NEAR : end;
+#pragma GCC unroll 8
         for (int b = 0; b < B; ++b) {
-            const float* own = weights + b * weight_stride;
-            const int64_t count = nonzero_places(own, first, last, chosen);
-            add_chosen(out + b * out_stride, values, stride, width, slots, own, chosen, count);
+            store(scores + b * stride + s, sums[b][0]);
+            store(scores + b * stride + s + LANES, sums[b][1]);
         }
     }
+    if (s < count) {
+        Vector sums[B];
+#pragma GCC unroll 8
+        for (int b = 0; b < B; ++b) sums[b] = Vector{};
+        for (int64_t c = 0; c < width; ++c) {
+            const Vector left = load(keys + c * LANES);
+#pragma GCC unroll 8
+            for (int b = 0; b < B; ++b) sums[b] += q[b * q_stride + c] * left;
+        }
+#pragma GCC unroll 8
+        for (int b = 0; b < B; ++b) store(scores + b * stride + s, sums[b]);
+    }
+}
+
+// Writes `x` behind the scores of a row, up to a whole vector.
+INLINE void fill_up(float* scores, int64_t count, float x) {
+    for (int64_t t = count; t % LANES != 0; ++t) scores[t] = x;
 }
 
 // From scores to (score + offset)+ * scale.
 INLINE void weigh_relu(float* scores, int64_t count, float offset, float scale) {
-    int64_t t = 0;
-    for (; t + LANES <= count; t += LANES) store(scores + t, positive_part(load(scores + t) + offset) * scale);
-    for (; t < count; ++t) scores[t] = scores[t] + offset < 0.0f ? 0.0f : (scores[t] + offset) * scale;
+    for (int64_t t = 0; t < count; t += LANES) store(scores + t, positive_part(load(scores + t) + offset) * scale);
 }
 
 INLINE float mean_of(const float* x, int64_t count) {
@@ -118,128 +75,251 @@ INLINE float variance_of(const float* x, int64_t count, float mean) {
     return square / count;
 }
 
-INLINE void multiply(float* x, int64_t count, float factor) {
-    int64_t t = 0;
-    for (; t + LANES <= count; t += LANES) store(x + t, load(x + t) * factor);
-    for (; t < count; ++t) x[t] *= factor;
-}
-
 INLINE Vector larger(Vector a, Vector b) { return (a > b) ? a : b; }
 
-INLINE float greatest(const float* x, int64_t count) {
-    Vector most = filled(x[0]);
-    int64_t t = 0;
-    for (; t + LANES <= count; t += LANES) most = larger(load(x + t), most);
+INLINE float greatest_lane(Vector most) {
     float found = most[0];
     for (int lane = 1; lane < LANES; ++lane) found = most[lane] > found ? most[lane] : found;
-    for (; t < count; ++t) found = x[t] > found ? x[t] : found;
     return found;
 }
 
-// From scores to the weights of READ_RELU_EXP, those of slots below the level of the row exactly 0.
-INLINE void weigh_relu_exp(float* scores, int64_t count, const ReadRule& rule) {
-    const double log_n = std::log(static_cast<double>(count)), deviations = rule.spread + rule.chance * std::sqrt(2 * log_n);
-    const float mean = mean_of(scores, count), variance = deviations == 0 ? 0 : variance_of(scores, count, mean);
-    const float deviation = std::sqrt(variance + static_cast<float>(rule.floor));
-    float level = mean + static_cast<float>(rule.threshold + rule.growth * log_n) + static_cast<float>(deviations) * deviation;
-    if (rule.cap >= 0) level = std::min(level, greatest(scores, count) - static_cast<float>(rule.cap));
-    const float highest = static_cast<float>(rule.highest);
-    Vector sums{};
-    int64_t t = 0;
-    for (; t + LANES <= count; t += LANES) {
-        const Vector fired = ReluExp::activate(load(scores + t) - level, highest);
-        store(scores + t, fired);
-        sums += fired;
-    }
-    float sum = total(sums);
-    for (; t < count; ++t) {
-        scores[t] = ReluExp::activate(filled(scores[t] - level), highest)[0];
-        sum += scores[t];
-    }
-    multiply(scores, count, 1.0f / (static_cast<float>(rule.delta) + sum));
+// Of whole vectors.
+INLINE float greatest(const float* x, int64_t count) {
+    Vector most = load(x);
+    for (int64_t t = LANES; t < count; t += LANES) most = larger(load(x + t), most);
+    return greatest_lane(most);
 }
 
-// x = e^(x - shift); their sum.
-INLINE float exponentials(float* x, int64_t count, float shift, bool keep) {
+INLINE void multiply(float* x, int64_t count, float factor) {
+    for (int64_t t = 0; t < count; t += LANES) store(x + t, load(x + t) * factor);
+}
+
+// out = factor * sum of weights[i] * the value of slot chosen[i], for C vectors of columns.
+template <int C>
+INLINE void add_above(float* out, const float* values, int64_t width, const int32_t* slots, const float* weights,
+                      const int32_t* chosen, int64_t count, float factor) {
+    Vector even[C], odd[C];
+    for (int c = 0; c < C; ++c) even[c] = odd[c] = Vector{};
+    const auto value = [&](int64_t i) __attribute__((always_inline)) {
+        return values + (slots == nullptr ? chosen[i] : slots[chosen[i]]) * width;
+    };
+    int64_t i = 0;
+    for (; i + 2 <= count; i += 2) {
+        const float *left = value(i), *right = value(i + 1);
+#pragma GCC unroll 4
+        for (int c = 0; c < C; ++c) {
+            even[c] += weights[i] * load(left + c * LANES);
+            odd[c] += weights[i + 1] * load(right + c * LANES);
+        }
+    }
+    if (i < count)
+        for (int c = 0; c < C; ++c) even[c] += weights[i] * load(value(i) + c * LANES);
+    for (int c = 0; c < C; ++c) store(out + c * LANES, (even[c] + odd[c]) * factor);
+}
+
+// The level of a row of READ_RELU_EXP; scores have room for a whole vector.
+INLINE float level_of(float* scores, int64_t count, const ReadRule& rule) {
+    const double log_n = std::log(static_cast<double>(count)), deviations = rule.spread + rule.chance * std::sqrt(2 * log_n);
+    fill_up(scores, count, 0.0f);
     Vector sums{};
-    int64_t t = 0;
+    for (int64_t t = 0; t < count; t += LANES) sums += load(scores + t);
+    const float mean = total(sums) / count;
+    fill_up(scores, count, mean);
+    Vector squares{}, most = load(scores);
+    for (int64_t t = 0; t < count; t += LANES) {
+        const Vector score = load(scores + t), away = score - mean;
+        squares += away * away;
+        most = larger(score, most);
+    }
+    const float variance = deviations == 0 ? 0 : total(squares) / count;
+    const float deviation = std::sqrt(variance + static_cast<float>(rule.floor));
+    float level = mean + static_cast<float>(rule.threshold + rule.growth * log_n) + static_cast<float>(deviations) * deviation;
+    if (rule.cap >= 0) level = std::min(level, greatest_lane(most) - static_cast<float>(rule.cap));
+    return level;
+}
+
+// The places below `count` whose scores are above `level`, or no numbers, to `chosen`, and what they have more than
+// the level over the scores, from their first on; both have room for LANES more. How many they are.
+INLINE int64_t choose_above(float* scores, int64_t count, float level, int32_t* chosen) {
+    int64_t found = 0, t = 0;
+#if defined(HAS_AVX512)
     for (; t + LANES <= count; t += LANES) {
-        const Vector power = exponential(load(x + t) - shift);
-        if (keep) store(x + t, power);
-        sums += power;
+        const Vector more = load(scores + t) - level;
+        const __mmask16 bits = _mm512_cmp_ps_mask(more, _mm512_setzero_ps(), _CMP_NLE_UQ);
+        const __m512i places = reinterpret_cast<__m512i>(lane_numbers() + static_cast<int32_t>(t));
+        _mm512_storeu_si512(chosen + found, _mm512_maskz_compress_epi32(bits, places));
+        store(scores + found, _mm512_maskz_compress_ps(bits, more));
+        found += __builtin_popcount(bits);
     }
-    float sum = total(sums);
+#endif
     for (; t < count; ++t) {
-        const float power = exponential(filled(x[t] - shift))[0];
-        if (keep) x[t] = power;
-        sum += power;
+        const float more = scores[t] - level;
+        chosen[found] = static_cast<int32_t>(t);
+        scores[found] = more;
+        found += !(more <= 0.0f);
     }
-    return sum;
+    return found;
+}
+
+// The read of a row of READ_RELU_EXP. Only the slots above the level are looked at twice: their weights stand at the
+// beginning of `scores`, before they are divided, and their places in `chosen`. How many they are.
+INLINE int64_t read_above(float* out, float* scores, int64_t count, const float* values, int64_t width,
+                          const int32_t* slots, const ReadRule& rule, int32_t* chosen) {
+    const int64_t found = choose_above(scores, count, level_of(scores, count, rule), chosen);
+    fill_up(scores, found, -1.0f);
+    const float highest = static_cast<float>(rule.highest);
+    Vector sums{};
+    for (int64_t i = 0; i < found; i += LANES) {
+        const Vector fired = ReluExp::activate(load(scores + i), highest);
+        store(scores + i, fired);
+        sums += fired;
+    }
+    const float factor = 1.0f / (static_cast<float>(rule.delta) + total(sums));
+    int64_t c = 0;
+    for (; c + 2 * LANES <= width; c += 2 * LANES) add_above<2>(out + c, values + c, width, slots, scores, chosen, found, factor);
+    for (; c + LANES <= width; c += LANES) add_above<1>(out + c, values + c, width, slots, scores, chosen, found, factor);
+    for (; c < width; ++c) {
+        float sum = 0;
+        for (int64_t i = 0; i < found; ++i)
+            if (scores[i] != 0.0f) sum += scores[i] * values[(slots == nullptr ? chosen[i] : slots[chosen[i]]) * width + c];
+        out[c] = sum * factor;
+    }
+    return found;
 }
 
 INLINE void weigh_softmax(float* scores, int64_t count) {
-    const float sum = exponentials(scores, count, greatest(scores, count), true);
-    multiply(scores, count, 1.0f / sum);
+    fill_up(scores, count, scores[0]);
+    const float most = greatest(scores, count);
+    fill_up(scores, count, most - 100.0f);
+    Vector sums{};
+    for (int64_t t = 0; t < count; t += LANES) {
+        const Vector power = exponential(load(scores + t) - most);
+        store(scores + t, power);
+        sums += power;
+    }
+    multiply(scores, count, 1.0f / total(sums));
 }
 
-// offset and scale are those of READ_RELU: the others ignore what a row has in common, and have a sum of their own.
-INLINE void weigh(float* scores, int64_t count, const ReadRule& rule, float offset, float scale) {
+// All but READ_RELU_EXP. Scores have room for a whole vector. The offset is that of READ_RELU: the others ignore what a row has in common.
+INLINE void weigh(float* scores, int64_t count, const ReadRule& rule, float offset) {
     switch (rule.kind) {
-        case READ_RELU: return weigh_relu(scores, count, offset, scale);
+        case READ_RELU: {
+            const double scale = rule.factor * (rule.exponent == 0 ? 1.0 : std::pow(static_cast<double>(count), -rule.exponent));
+            return weigh_relu(scores, count, offset, static_cast<float>(scale));
+        }
         case READ_SOFTMAX: return weigh_softmax(scores, count);
-        case READ_RELU_EXP: return weigh_relu_exp(scores, count, rule);
     }
 }
 
-// The slots that the beams of a source read: the first `shared` ones are the same for all of them.
-struct BeamSlots {
-    const float *keys, *values;  // (heads, capacity, width)
-    int64_t capacity, count, shared;
-    const int32_t* slots;  // of the first beam, (count); null: slot t is row t, for all beams
-    int64_t slots_stride;
-};
+// out[b] += sum over t < count of weights[b][t] * values[t], for C vectors of columns: no weight is expected to be zero.
+template <int B, int C>
+INLINE void add_all_columns(float* out, int64_t out_stride, const float* weights, int64_t weight_stride,
+                            const float* values, int64_t width, int64_t count) {
+    Vector sums[B][C];
+#pragma GCC unroll 8
+    for (int b = 0; b < B; ++b)
+#pragma GCC unroll 4
+        for (int c = 0; c < C; ++c) sums[b][c] = load(out + b * out_stride + c * LANES);
+    for (int64_t t = 0; t < count; ++t, values += width) {
+        Vector value[C];
+#pragma GCC unroll 4
+        for (int c = 0; c < C; ++c) value[c] = load(values + c * LANES);
+#pragma GCC unroll 8
+        for (int b = 0; b < B; ++b)
+#pragma GCC unroll 4
+            for (int c = 0; c < C; ++c) sums[b][c] += weights[b * weight_stride + t] * value[c];
+    }
+#pragma GCC unroll 8
+    for (int b = 0; b < B; ++b)
+#pragma GCC unroll 4
+        for (int c = 0; c < C; ++c) store(out + b * out_stride + c * LANES, sums[b][c]);
+}
 
+constexpr int64_t NEAR = 64;  // slots whose values stay in the nearest cache while one row after the other reads them
+
+// out[b] += sum over begin <= t < end of weights[b][t] * values[slot t], of the slots that have a weight.
 template <int B>
-INLINE void read_together(float* out, const float* q, int64_t q_stride, int64_t width, int64_t out_stride,
-                          const BeamSlots& from, const ReadRule& rule, float offset, float scale, float* scores) {
-    const int64_t count = from.count;
-    scores_of<B>(scores, count, q, q_stride, from.keys, width, from.slots, 0, from.shared, width);
-    for (int b = 0; b < B; ++b)
-        scores_of<1>(scores + b * count, count, q + b * q_stride, q_stride, from.keys, width,
-                     from.slots + b * from.slots_stride, from.shared, count, width);
-    for (int b = 0; b < B; ++b) {
-        weigh(scores + b * count, count, rule, offset, scale);
-        std::memset(out + b * out_stride, 0, sizeof(float) * width);
-    }
-    add_values<B>(out, out_stride, scores, count, from.values, width, from.slots, 0, from.shared, width);
-    for (int b = 0; b < B; ++b)
-        add_values<1>(out + b * out_stride, out_stride, scores + b * count, count, from.values, width,
-                      from.slots + b * from.slots_stride, from.shared, count, width);
-}
-
-// All heads of `beams` beams. q: rows q_stride apart; out: rows of heads * width; offsets: one a head, or null.
-inline void beam_read(float* out, const float* q, int64_t q_stride, int64_t heads, int64_t width, int64_t beams,
-                      const BeamSlots& from, const ReadRule& rule, const float* offsets, float scale, float* scores) {
-    const int64_t out_stride = heads * width;
-    if (from.count == 0) {
-        std::memset(out, 0, sizeof(float) * beams * out_stride);
-        return;
-    }
-    for (int64_t first = 0; first < beams; first += TOGETHER) {
-        BeamSlots part = from;
-        if (part.slots != nullptr) part.slots += first * part.slots_stride;
-        for (int64_t head = 0; head < heads; ++head) {
-            part.keys = from.keys + head * from.capacity * width;
-            part.values = from.values + head * from.capacity * width;
-            float* to = out + first * out_stride + head * width;
-            const float* queries = q + first * q_stride + head * width;
-            const float offset = offsets == nullptr ? 0.0f : offsets[head];
-            switch (beams - first) {
-                case 1: read_together<1>(to, queries, q_stride, width, out_stride, part, rule, offset, scale, scores); break;
-                case 2: read_together<2>(to, queries, q_stride, width, out_stride, part, rule, offset, scale, scores); break;
-                case 3: read_together<3>(to, queries, q_stride, width, out_stride, part, rule, offset, scale, scores); break;
-                default: read_together<4>(to, queries, q_stride, width, out_stride, part, rule, offset, scale, scores);
-            }
+INLINE void add_values(float* out, int64_t out_stride, const float* weights, int64_t weight_stride,
+                       const float* values, int64_t width, const int32_t* slots, int64_t begin, int64_t end) {
+    int32_t chosen[NEAR + LANES];
+    for (int64_t first = begin; first < end; first += NEAR) {
+        const int64_t last = first + NEAR < end ? first + NEAR : end;
+        for (int b = 0; b < B; ++b) {
+            const float* own = weights + b * weight_stride;
+            const int64_t count = nonzero_places(own, first, last, chosen);
+            add_chosen(out + b * out_stride, values, width, width, slots, own, chosen, count);
         }
     }
+}
+
+// The slots that rows read: those of one head.
+struct HeadSlots {
+    const float *keys, *values;
+    int64_t used;                        // slots there are
+    const int32_t* ancestors;            // of the first row, or null: the slot of position t is t
+    int64_t ancestor_stride, straight;  // of the first `straight` positions it is t for all rows
+};
+
+// B rows of one head; row b sees counts[b] positions. scores: (B, score_stride). Leaves the weights there; with
+// READ_RELU_EXP only those of the found[b] places in `chosen` (B, score_stride), before they are divided.
+template <int B>
+INLINE void read_rows(float* out, int64_t out_stride, const float* q, int64_t q_stride, int64_t width,
+                      const HeadSlots& from, const int64_t* counts, const ReadRule& rule, float offset, float* scores,
+                      int64_t score_stride, int32_t* chosen, int64_t* found) {
+    int64_t together = from.ancestors == nullptr ? counts[0] : from.straight, seen = from.used;
+    if (from.ancestors == nullptr) {
+        seen = 0;
+        for (int b = 0; b < B; ++b) seen = counts[b] > seen ? counts[b] : seen;
+        for (int b = 1; b < B; ++b) together = counts[b] < together ? counts[b] : together;
+    }
+    scores_of_blocks<B>(scores, score_stride, q, q_stride, from.keys, seen, width);
+    for (int b = 0; b < B; ++b) {
+        float* row = scores + b * score_stride;
+        if (from.ancestors != nullptr) {  // a slot never lies before its position
+            const int32_t* slots = from.ancestors + b * from.ancestor_stride;
+            for (int64_t t = from.straight; t < counts[b]; ++t) row[t] = row[slots[t]];
+        }
+        if (rule.kind == READ_RELU_EXP) {
+            const int32_t* slots = from.ancestors == nullptr ? nullptr : from.ancestors + b * from.ancestor_stride;
+            found[b] = read_above(out + b * out_stride, row, counts[b], from.values, width, slots, rule, chosen + b * score_stride);
+            continue;
+        }
+        weigh(row, counts[b], rule, offset);
+        std::memset(out + b * out_stride, 0, sizeof(float) * width);
+    }
+    if (rule.kind == READ_RELU_EXP) return;
+    if (rule.kind == READ_SOFTMAX) {
+        constexpr int64_t four = 4 * LANES, two = 2 * LANES;
+        int64_t c = 0;
+        for (; B * 4 <= 24 && LANES == 16 && c + four <= width; c += four)
+            add_all_columns<B, 4>(out + c, out_stride, scores, score_stride, from.values + c, width, together);
+        for (; c + two <= width; c += two)
+            add_all_columns<B, 2>(out + c, out_stride, scores, score_stride, from.values + c, width, together);
+        for (; c + LANES <= width; c += LANES)
+            add_all_columns<B, 1>(out + c, out_stride, scores, score_stride, from.values + c, width, together);
+        for (; c < width; ++c)
+            for (int b = 0; b < B; ++b)
+                for (int64_t t = 0; t < together; ++t)
+                    out[b * out_stride + c] += scores[b * score_stride + t] * from.values[t * width + c];
+    } else {
+        add_values<B>(out, out_stride, scores, score_stride, from.values, width, nullptr, 0, together);
+    }
+    for (int b = 0; b < B; ++b)
+        add_values<1>(out + b * out_stride, out_stride, scores + b * score_stride, score_stride, from.values, width,
+                      from.ancestors == nullptr ? nullptr : from.ancestors + b * from.ancestor_stride, together, counts[b]);
+}
+
+// The shares of each span in `count` weights, those of the places `chosen` or of the first ones, added to `shares`; a
+// row without weight adds nothing.
+INLINE void add_shares(float* shares, int64_t span_count, const float* weights, int64_t count, const int32_t* chosen,
+                       const int32_t* spans, float* sums) {
+    float sum = 0;
+    for (int64_t u = 0; u < span_count; ++u) sums[u] = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        const int32_t span = spans[chosen == nullptr ? i : chosen[i]];
+        sum += weights[i];
+        if (weights[i] != 0.0f && span >= 0) sums[span] += weights[i];
+    }
+    if (!(sum > 0) || !std::isfinite(sum)) return;
+    for (int64_t u = 0; u < span_count; ++u) shares[u] += sums[u] / sum;
 }

@@ -166,9 +166,9 @@ void run_moments(const Moments& moments) {
     if (heads == 0 || moments.slots == 0 || moments.queries == 0) return;
     const PathTable& path = table(moments.path);
     const double products = 1.0 * heads * (moments.queries + moments.slots) * moments.width * moments.width;
-    const int64_t threads = products < 4e6 ? 1 : moments.threads;
+    const int64_t threads = products < 1e6 ? 1 : moments.threads;
     const Workspace memory(threads, path.moment_floats(moments));
-    const auto run = moments.d_mean == nullptr ? path.moments_forward : path.moments_backward;
+    const auto run = moments.backward() ? path.moments_backward : path.moments_forward;
     for_each_task(launch, heads, threads, [&](int64_t head, int64_t thread) {
         run(moments, memory.of(thread), head / moments.heads, head % moments.heads);
     });

@@ -19,10 +19,16 @@ import torch
 from torch import Tensor
 
 from reluformer.errors import ReluformerError
-from reluformer.kernels.native.sources import library_name, source_hash
+from reluformer.kernels.native import library_name, source_hash
+from reluformer.rules import Formula, Level
+from reluformer.rules.formula import Activation
 
-ABI = 7
+ABI = 9
 PATHS = ("portable", "avx2", "avx512")
+ACTIVATIONS: dict[Activation, int] = {"relu": 0, "relu_squared": 1, "sigmoid": 2, "rectified_exp": 3}
+"""The numbers of `enum Activation` in problem.h."""
+LOG_N = Level(growth=1.0)
+"""The level that the library computes by itself."""
 
 
 class LibraryError(ReluformerError):
@@ -35,25 +41,25 @@ Tensor3 = tuple[int, int, int]
 _READ = "11q 4d 16q 2q 21q d 2q"
 READ = struct.Struct(_READ)
 GRADIENT = struct.Struct(_READ + "16q 12q")
-MOMENTS = struct.Struct("8q d 8q 2q 4q 8q")
+MOMENTS = struct.Struct("8q d 8q 2q 4q 8q 5d 2q")
 SPARSE = struct.Struct("4q")
 REPORT = ctypes.c_int64 * 5
 NOTHING: Tensor3 = (0, 0, 0)
 
 
 def packed_rows(tensor: Tensor) -> Tensor:
-    """With a contiguous last dimension, as the library wants everything."""
+    """Return the tensor with a contiguous last dimension, which the library requires."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def tensor4(tensor: Tensor) -> Tensor4:
-    """(B, H, T, width) with its last dimension contiguous."""
+    """Return pointer and strides of (B, H, T, width), whose last dimension is contiguous."""
     batch, head, row, _ = tensor.stride()
     return tensor.data_ptr(), batch, head, row
 
 
 def tensor3(tensor: Tensor | None) -> Tensor3:
-    """(B, H, T), contiguous along T."""
+    """Return pointer and strides of (B, H, T), contiguous along T; None becomes nothing."""
     if tensor is None:
         return NOTHING
     batch, head, _ = tensor.stride()
@@ -73,6 +79,34 @@ class SparseReport(NamedTuple):
     """Those of them that have a weight."""
     dense_pairs: int
     """Visible pairs of all other rows."""
+
+
+class NativeFormula(NamedTuple):
+    """A formula as the C++ library takes it: the last operands of the operators, in this order."""
+
+    activation: int
+    log_n: bool
+    """Whether log n is taken off the scores."""
+    factor: float
+    exponent: float
+    cap: float
+    """How far the best score of a row lies above its level at least; 0 where that is left to the scores."""
+    delta: float
+    """Negative where the weights are not divided."""
+
+
+def native_formula(formula: Formula) -> NativeFormula | None:
+    """Return the numbers of `formula` for the library, or None if it has no such activation. The library reads no rest.
+
+    A level that is not log n itself is a bias of the rows, which `cpu.read` adds; its cap stays.
+    """
+    activation = ACTIVATIONS.get(formula.activation)
+    if activation is None or formula.rest:
+        return None
+    delta = -1.0 if formula.delta is None else formula.delta
+    log_n = formula.level is not None and formula.level == LOG_N
+    cap = 0.0 if formula.level is None or formula.level.cap is None else formula.level.cap
+    return NativeFormula(activation, log_n, formula.factor, formula.exponent, cap, delta)
 
 
 class Library:
@@ -106,34 +140,46 @@ class Library:
         self._sparse_backward = self._function("sparse_backward", ctypes.c_char_p, ctypes.c_char_p, result=number)
         self.panel_floats = self._function("panel_floats", number, number, number, result=number)
         self.pack_linear = self._function("pack_linear", number, pointer, pointer, number, number)
-        self.decode = self._function("decode", pointer, pointer, result=number)
-        self.best = self._function("best", number, pointer, *[number] * 3, pointer, pointer, number)
+        self.allow_vnni = self._function("allow_vnni", number)  # for tests
+        self.quantise = self._function("quantise", pointer, number, number, pointer, pointer)
+        self.byte_panel_size = self._function("byte_panel_size", number, number, result=number)
+        self.byte_slots_size = self._function("byte_slots_size", number, number, result=number)
+        self.pack_bytes = self._function("pack_bytes", pointer, number, number, pointer, pointer, pointer)
+        self.search = self._function("search", pointer, pointer, result=pointer)
+        self.search_end = self._function("search_end", pointer)
+        self.search_add = self._function("search_add", pointer, pointer, result=number)
+        self.search_run = self._function("search_run", pointer, *[number] * 3, result=number)
+        self.search_drop = self._function("search_drop", pointer, number)
+        self.search_finished = self._function("search_finished", pointer, pointer, number, result=number)
+        self.search_count = self._function("search_count", pointer, number, result=number)
+        hypothesis = pointer, number, number, pointer, pointer, pointer
+        self.search_hypothesis = self._function("search_hypothesis", *hypothesis, result=number)
 
     def forward(self, *fields: float) -> None:
-        """One read: the fields of `Problem`."""
+        """Compute one read from the fields of `Problem`."""
         self._check(self._c.reluformer_forward(READ.pack(*fields)))
 
     def backward(self, *fields: float) -> None:
-        """The gradient of one read: the fields of `Gradient`."""
+        """Compute the gradient of one read from the fields of `Gradient`."""
         self._check(self._c.reluformer_backward(GRADIENT.pack(*fields)))
 
     def sparse_forward(self, fields: Sequence[float], mode: int, pairs: int, size: int) -> SparseReport:
-        """One read with sparse rows: the fields of `Problem`, and memory of `size` bytes for nonzero pairs."""
+        """Compute a read with sparse rows from the fields of `Problem`; `size` bytes hold nonzero pairs."""
         report = REPORT()
         sparse = SPARSE.pack(mode, pairs, size, ctypes.addressof(report))
         self._check(self._sparse_forward(READ.pack(*fields), sparse))
         return SparseReport(*report)
 
     def sparse_backward(self, fields: Sequence[float], mode: int, pairs: int, size: int) -> None:
-        """The gradient of such a read: the fields of `Gradient`, and the pairs that it kept."""
+        """Compute the gradient of a sparse read from the fields of `Gradient` and the pairs that it kept."""
         self._check(self._sparse_backward(GRADIENT.pack(*fields), SPARSE.pack(mode, pairs, size, 0)))
 
     def moments(self, *fields: float) -> None:
-        """Mean and variance of rows of scores, or their gradient: the fields of `Moments`."""
+        """Compute mean and variance of rows, their level, or a gradient, from the fields of `Moments`."""
         self._check(self._c.reluformer_moments(MOMENTS.pack(*fields)))
 
     def weigh_values(self, path: int, out: Tensor, weights: Tensor, values: Tensor) -> None:
-        """out (rows, width) = weights (rows, slots) @ values (slots, width), all contiguous, without the zeros."""
+        """Write weights (rows, slots) @ values (slots, width) to `out`, skipping zeros; all are contiguous."""
         rows, slots = weights.shape
         sizes = (values.data_ptr(), values.size(1))
         self._weigh_values(path, out.data_ptr(), weights.data_ptr(), rows, slots, *sizes)
@@ -144,10 +190,10 @@ class Library:
         return function
 
     def struct_sizes(self) -> dict[str, int]:
-        """Bytes of the structs as the compiler laid them out."""
+        """Return the bytes of each struct as the compiler laid it out."""
         return {
             name: self._c[f"reluformer_{name}_size"]()
-            for name in ("problem", "gradient", "moments", "sparse", "decoder", "position")
+            for name in ("problem", "gradient", "moments", "sparse", "model", "sentence")
         }
 
     def _check(self, status: int) -> None:
@@ -165,7 +211,7 @@ def library_file() -> Path | None:
 
 
 def load() -> Library:
-    """The library, or `LibraryError` with the reason why not."""
+    """Load the library, or raise `LibraryError` with the reason."""
     path = library_file()
     if path is None:
         raise LibraryError(f"the C++ library was not built (no compiler, or the build failed); {BUILD}")
@@ -173,7 +219,7 @@ def load() -> Library:
 
 
 def _gomp_parallel() -> Any | None:
-    """GOMP_parallel of the OpenMP runtime that torch has loaded; never of a second one."""
+    """Return GOMP_parallel of the OpenMP runtime that torch has loaded; never of a second one."""
     for path in _loaded_openmp():
         try:
             runtime = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LOCAL)
@@ -184,7 +230,7 @@ def _gomp_parallel() -> Any | None:
 
 
 def _loaded_openmp() -> list[str]:
-    """Paths of OpenMP runtimes in this process, torch's own first."""
+    """Return the paths of OpenMP runtimes in this process, torch's own first."""
     maps = Path("/proc/self/maps")
     if maps.is_file():
         lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -193,3 +239,25 @@ def _loaded_openmp() -> list[str]:
         mapped = {str(path) for path in (Path(torch.__file__).parent / "lib").glob("lib*omp*")}
     found = [path for path in mapped if Path(path).name.startswith(("libgomp", "libomp", "libiomp"))]
     return sorted(found, key=lambda path: "torch" not in path)
+
+
+def _load() -> tuple[Library | None, str | None]:
+    """Return the library, or the reason why there is none."""
+    try:
+        return load(), None
+    except LibraryError as error:
+        return None, str(error)
+
+
+_library, _missing = _load()  # once, at import: a compiler that traces a read must not meet it
+
+
+def unavailable() -> str | None:
+    """Return why the kernel cannot be used on this machine, or None if it can."""
+    return _missing
+
+
+def loaded() -> Library:
+    """Return the library; ask `unavailable` before."""
+    assert _library is not None, _missing
+    return _library

@@ -27,7 +27,7 @@ struct MomentBuffers {
         products = scratch.take(CHUNK * CHUNK);
         result = scratch.take(CHUNK * stride);
         n = scratch.take(CHUNK);
-        const int64_t kept = moments.d_mean == nullptr ? 0 : moments.queries;
+        const int64_t kept = moments.backward() ? moments.queries : 0;
         d_sums = scratch.take(kept);
         d_squares = scratch.take(kept);
     }
@@ -121,14 +121,19 @@ INLINE void times_form(const MomentBuffers& buffers, const float* rows, int64_t 
     }
 }
 
-// products[i][j] = y_i . x_j where row i sees slot j of the chunk, else 0. Row i sees the first seen + i slots.
-INLINE void own_products(const MomentBuffers& buffers, int64_t rows, int64_t seen) {
-    for (int64_t p = 0; p < buffers.width; ++p)
-        for (int64_t j = 0; j < CHUNK; ++j) {
-            const int64_t panel = j / WIDTH;
-            buffers.transposed[(panel * buffers.width + p) * WIDTH + j % WIDTH] = buffers.slots[j * buffers.stride + p];
-        }
-    for (int64_t panel = 0; panel < CHUNK / WIDTH; ++panel)
+// Panels of WIDTH slots that a chunk of `slots` fills, the last one perhaps in part.
+INLINE int64_t panels(int64_t slots) { return (slots + WIDTH - 1) / WIDTH; }
+
+// products[i][j] = y_i . x_j where row i sees slot j of the chunk, else 0, in the panels of its slots. Row i sees the first
+// seen + i slots.
+INLINE void own_products(const MomentBuffers& buffers, int64_t rows, int64_t seen, int64_t slots) {
+    for (int64_t panel = 0; panel < panels(slots); ++panel) {
+        float* to = buffers.transposed + panel * buffers.width * WIDTH;
+        const float* from = buffers.slots + panel * WIDTH * buffers.stride;
+        for (int64_t j = 0; j < WIDTH; ++j)
+            for (int64_t p = 0; p < buffers.width; ++p) to[p * WIDTH + j] = from[j * buffers.stride + p];
+    }
+    for (int64_t panel = 0; panel < panels(slots); ++panel)
         for (int64_t r = 0; r < rows; r += ROWS) {
             Block block = zero_block();
             if (panel * WIDTH < seen + r + ROWS - 1)
@@ -158,8 +163,9 @@ INLINE int64_t up_to(int64_t first, int64_t all) { return all - first < CHUNK ? 
 
 INLINE float at_least_one(int64_t count) { return static_cast<float>(count > 0 ? count : 1); }
 
-// Calls visit(begin, count, seen, first) for rows in `buffers.rows`, when form and line hold the slots before `first` and
-// `buffers.slots` the chunk that begins there, of which the rows see `seen` and on; -1: form and line hold all they see.
+// Calls visit(begin, count, seen, first, slots) for rows in `buffers.rows`, when form and line hold the slots before `first` and
+// `buffers.slots` the chunk of `slots` that begins there, of which the rows see `seen` and on; where `slots` is 0, form and
+// line hold all they see.
 // Of form only the upper panels where these will do.
 template <bool Upper, class Visit>
 INLINE void for_rows(const Moments& moments, const MomentBuffers& buffers, int64_t b, int64_t h, const Visit& visit) {
@@ -178,7 +184,7 @@ INLINE void for_rows(const Moments& moments, const MomentBuffers& buffers, int64
                     if (j >= own.seen - 1) buffers.n[j - own.seen + 1] = at_least_one(behind);
                 }
                 load_rows(moments, buffers, b, h, own.begin, own.count);
-                visit(own.begin, own.count, own.seen, first);
+                visit(own.begin, own.count, own.seen, first, count);
             }
         }
         add_products<Upper>(buffers, buffers.slots, buffers.slots, count);
@@ -190,7 +196,7 @@ INLINE void for_rows(const Moments& moments, const MomentBuffers& buffers, int64
     for (int64_t begin = 0; begin < moments.queries; begin += CHUNK) {
         const int64_t count = up_to(begin, moments.queries);
         load_rows(moments, buffers, b, h, begin, count);
-        visit(begin, count, -1, 0);
+        visit(begin, count, 0, 0, 0);
     }
 }
 
@@ -198,9 +204,10 @@ INLINE void for_rows(const Moments& moments, const MomentBuffers& buffers, int64
 struct RowSums {
     float sum, square;
 
-    INLINE RowSums(const MomentBuffers& buffers, int64_t i, bool own) {
+    // `slots` of the row's own chunk, 0 where its products are not known.
+    INLINE RowSums(const MomentBuffers& buffers, int64_t i, int64_t slots) {
         Vector sums{}, squares{};
-        for (int64_t j = 0; own && j < CHUNK; j += LANES) {
+        for (int64_t j = 0; j < panels(slots) * WIDTH; j += LANES) {
             const Vector product = load(buffers.products + i * CHUNK + j);
             sums += product;
             squares += product * product;
@@ -212,35 +219,70 @@ struct RowSums {
     }
 };
 
+// How many deviations the level of a row that sees n slots lies above its mean.
+INLINE float deviations(const Moments& moments, float n) {
+    const double chance = moments.chance == 0 ? 0.0 : moments.chance * std::sqrt(2 * std::log(static_cast<double>(n)));
+    return static_cast<float>(moments.spread + chance);
+}
+
+INLINE float row_bias(const Moments& moments, float n, float mean, float variance) {
+    const double growth = moments.growth == 0 ? 0.0 : moments.growth * std::log(static_cast<double>(n));
+    const float deviation = std::sqrt(variance + static_cast<float>(moments.floor));
+    return -(static_cast<float>(moments.threshold + growth) + mean + deviations(moments, n) * deviation);
+}
+
+// The gradients of mean and variance of a row, given or by way of its bias.
+INLINE float mean_gradient(const Moments& moments, int64_t row) {
+    return moments.d_bias == nullptr ? moments.d_mean[row] : -moments.d_bias[row];
+}
+
+INLINE float variance_gradient(const Moments& moments, int64_t row, float n) {
+    if (moments.d_bias == nullptr) return moments.d_variance[row];
+    const float deviation = std::sqrt(moments.variance[row] + static_cast<float>(moments.floor));
+    return -moments.d_bias[row] * deviations(moments, n) / (2 * deviation);
+}
+
 inline void moments_forward(const Moments& moments, float* memory, int64_t b, int64_t h) {
     Scratch scratch(memory);
     const MomentBuffers buffers(scratch, moments);
     const int64_t at = (b * moments.heads + h) * moments.queries, wide = buffers.stride - WIDTH;
     const float scale = static_cast<float>(moments.scale);
-    for_rows<true>(moments, buffers, b, h, [&](int64_t begin, int64_t count, int64_t seen, int64_t) {
+    for_rows<true>(moments, buffers, b, h, [&](int64_t begin, int64_t count, int64_t seen, int64_t, int64_t slots) {
         times_form<true>(buffers, buffers.rows, count);
-        if (seen >= 0) own_products(buffers, count, seen);
+        if (slots > 0) own_products(buffers, count, seen, slots);
         for (int64_t i = 0; i < count; ++i) {
-            const RowSums sums(buffers, i, seen >= 0);
+            const RowSums sums(buffers, i, slots);
             const float away = sums.sum / buffers.n[i], variance = sums.square / buffers.n[i] - away * away;
             const float origin = dot(buffers.rows + i * buffers.stride, buffers.origin, wide);
-            moments.mean[at + begin + i] = scale * (away + origin);
-            moments.variance[at + begin + i] = variance < 0 ? 0.0f : scale * scale * variance;
+            const float mean = scale * (away + origin), scaled = variance < 0 ? 0.0f : scale * scale * variance;
+            const int64_t row = at + begin + i;
+            moments.variance[row] = scaled;
+            if (moments.bias == nullptr)
+                moments.mean[row] = mean;
+            else
+                moments.bias[row] = row_bias(moments, buffers.n[i], mean, scaled);
         }
     });
 }
 
 // From the gradients of mean and variance to those of S1 and S2, of the rows of a chunk.
 INLINE void sum_gradients(const Moments& moments, const MomentBuffers& buffers, int64_t b, int64_t h, int64_t begin,
-                          int64_t count, bool own) {
+                          int64_t count, int64_t slots) {
     const int64_t at = (b * moments.heads + h) * moments.queries + begin;
     const float scale = static_cast<float>(moments.scale);
     for (int64_t i = 0; i < count; ++i) {
-        const float n = buffers.n[i], away = RowSums(buffers, i, own).sum / n;
-        const float d_variance = moments.variance[at + i] == 0 ? 0.0f : scale * scale * moments.d_variance[at + i] / n;
+        const float n = buffers.n[i], away = RowSums(buffers, i, slots).sum / n;
+        const bool spread = moments.variance[at + i] != 0;
+        const float d_variance = spread ? scale * scale * variance_gradient(moments, at + i, n) / n : 0.0f;
         buffers.d_squares[begin + i] = d_variance;
-        buffers.d_sums[begin + i] = scale * moments.d_mean[at + i] / n - 2 * d_variance * away;
+        buffers.d_sums[begin + i] = scale * mean_gradient(moments, at + i) / n - 2 * d_variance * away;
     }
+}
+
+INLINE void add_row(float* to, const float* from, int64_t width) {
+    int64_t c = 0;
+    for (; c + LANES <= width; c += LANES) store(to + c, load(to + c) + load(from + c));
+    for (; c < width; ++c) to[c] += from[c];
 }
 
 // d_y_i = sum_j (d1_i + 2 d2_i y_i . x_j) x_j + scale d_mean_i origin, and of the own chunk also
@@ -248,42 +290,44 @@ INLINE void sum_gradients(const Moments& moments, const MomentBuffers& buffers, 
 INLINE void query_gradients(const Moments& moments, const MomentBuffers& buffers, int64_t b, int64_t h) {
     const int64_t at = (b * moments.heads + h) * moments.queries, stride = buffers.stride;
     const float scale = static_cast<float>(moments.scale);
-    for_rows<false>(moments, buffers, b, h, [&](int64_t begin, int64_t count, int64_t seen, int64_t first) {
-        const float *d1 = buffers.d_sums + begin, *d2 = buffers.d_squares + begin, *d_mean = moments.d_mean + at + begin;
+    for_rows<false>(moments, buffers, b, h, [&](int64_t begin, int64_t count, int64_t seen, int64_t first, int64_t slots) {
+        const float *d1 = buffers.d_sums + begin, *d2 = buffers.d_squares + begin;
         times_form<false>(buffers, buffers.rows, count);
-        if (seen >= 0) own_products(buffers, count, seen);
-        sum_gradients(moments, buffers, b, h, begin, count, seen >= 0);
+        if (slots > 0) own_products(buffers, count, seen, slots);
+        sum_gradients(moments, buffers, b, h, begin, count, slots);
         for (int64_t i = 0; i < count; ++i) {
             float* row = buffers.result + i * stride;
+            const float d_origin = scale * mean_gradient(moments, at + begin + i);
             for (int64_t c = 0; c < stride - WIDTH; c += LANES)
                 store(row + c, load(row + c) * (2 * d2[i]) + load(buffers.line + c) * d1[i] +
-                                   load(buffers.origin + c) * (scale * d_mean[i]));
+                                   load(buffers.origin + c) * d_origin);
         }
-        if (seen >= 0) {
-            for (int64_t i = 0; i < CHUNK; ++i) {
+        if (slots > 0) {
+            for (int64_t i = 0; i < round_up(count, ROWS); ++i) {
                 float* row = buffers.products + i * CHUNK;
-                for (int64_t j = 0; j < CHUNK; ++j)
+                for (int64_t j = 0; j < panels(slots) * WIDTH; ++j)
                     row[j] = i < count && j < seen + i ? d1[i] + 2 * d2[i] * row[j] : 0.0f;
             }
             for (int64_t column = 0; column < moments.width; column += WIDTH) {
                 for (int64_t r = 0; r < count; r += ROWS) {
                     Block block = load_block(buffers.result + r * stride + column, stride);
-                    multiply(block, buffers.products + r * CHUNK, CHUNK, 1, buffers.slots + column, stride, CHUNK);
+                    multiply(block, buffers.products + r * CHUNK, CHUNK, 1, buffers.slots + column, stride, slots);
                     store_block(buffers.result + r * stride + column, stride, block);
                 }
             }
         }
         for (int64_t i = 0; i < count; ++i)
-            std::memcpy(moments.d_y.at(b, h, begin + i), buffers.result + i * stride, sizeof(float) * moments.width);
-        if (seen < 0) return;
+            add_row(moments.d_y.at(b, h, begin + i), buffers.result + i * stride, moments.width);
+        if (slots == 0) return;
         for (int64_t column = 0; column < moments.width; column += WIDTH)
-            for (int64_t j = 0; j < CHUNK; j += ROWS) {
+            for (int64_t j = 0; j < slots; j += ROWS) {
                 Block block = zero_block();
                 multiply(block, buffers.products + j, 1, CHUNK, buffers.rows + column, stride, count);
                 store_block(buffers.result + j * stride + column, stride, block);
             }
-        for (int64_t j = 0; j < up_to(first, moments.slots); ++j)
-            std::memcpy(moments.d_x.at(b, h, first + j), buffers.result + j * stride, sizeof(float) * moments.width);
+        for (int64_t j = 0; j < slots; ++j)
+            if (moments.visible(b, first + j))
+                add_row(moments.d_x.at(b, h, first + j), buffers.result + j * stride, moments.width);
     });
 }
 
@@ -310,10 +354,9 @@ INLINE void slot_gradients(const Moments& moments, const MomentBuffers& buffers,
         load_slots(moments, buffers, b, h, first, count);
         times_form<false>(buffers, buffers.slots, count);
         for (int64_t j = 0; j < count; ++j) {
-            float* to = moments.d_x.at(b, h, first + j);
-            const bool begun = moments.causal && own.count > 0, visible = moments.visible(b, first + j);
-            for (int64_t c = 0; c < moments.width; ++c)
-                to[c] = visible ? (begun ? to[c] : 0.0f) + buffers.result[j * stride + c] + buffers.line[c] : 0.0f;
+            if (!moments.visible(b, first + j)) continue;
+            add_row(moments.d_x.at(b, h, first + j), buffers.result + j * stride, moments.width);
+            add_row(moments.d_x.at(b, h, first + j), buffers.line, moments.width);
         }
         if (moments.causal && own.count > 0) add_rows(own.begin, own.count);
     }

@@ -9,6 +9,7 @@
 #include <immintrin.h>
 #endif
 
+#include "bytes.h"
 #include "pair_list.h"
 #include "paths.h"
 #include "problem.h"

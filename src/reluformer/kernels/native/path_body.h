@@ -31,6 +31,7 @@ const PathTable RELUFORMER_TABLE = {
     RELUFORMER_PATH::moment_floats,   RELUFORMER_PATH::moments_forward,
     RELUFORMER_PATH::moments_backward,
     RELUFORMER_PATH::panel_floats,    RELUFORMER_PATH::pack_linear,
-    RELUFORMER_PATH::decode_floats,   RELUFORMER_PATH::decode,
-    RELUFORMER_PATH::best_of_row,
+    RELUFORMER_PATH::pass_floats,     RELUFORMER_PATH::encode,
+    RELUFORMER_PATH::source_slots,    RELUFORMER_PATH::decode,
+    LANES,
 };

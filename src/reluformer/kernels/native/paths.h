@@ -43,10 +43,16 @@ struct PathTable {
     // A weight matrix in the layout of this path: how many floats it takes, and the layout itself.
     int64_t (*panel_floats)(int64_t in, int64_t out);
     void (*pack_linear)(float* to, const float* weight, int64_t in, int64_t out);
-    // Floats of scratch memory for a decoding task of so many sources; one position of sources begin .. end.
-    int64_t (*decode_floats)(const Decoder&, const Position&, int64_t sources);
-    void (*decode)(const Decoder&, const Position&, float* scratch, int64_t begin, int64_t end);
-    void (*best_of_row)(const float* row, int64_t size, int64_t k, float* values, int64_t* places);
+    // Floats of scratch memory for a pass of so many rows; see decode.h.
+    int64_t (*pass_floats)(const Model&, int64_t rows, int64_t most_slots, int64_t spans);
+    // The states (rows, width) behind the encoder, which lie in the scratch memory.
+    const float* (*encode)(const Model&, const Part* parts, int64_t count, int64_t most_slots, float* scratch);
+    // Makes the slots of the source of a part, whose encoded states are given.
+    void (*source_slots)(const Model&, const Part&, const float* states, float* scratch);
+    // What may follow each wanted row.
+    void (*decode)(const Model&, const Part* parts, int64_t count, int64_t most_slots, int64_t spans,
+                   Following* following, int64_t k, float* scratch);
+    int64_t lanes;
 };
 
 extern const PathTable PORTABLE_PATH;

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#define RELUFORMER_ABI 7
+#define RELUFORMER_ABI 9
 
 // A float32 tensor (B, H, T, width): element strides of the first three, the last is contiguous.
 struct Tensor4 {
@@ -53,7 +53,8 @@ struct Problem {
     int64_t row(int64_t b, int64_t h, int64_t i) const { return (b * heads + h) * queries + i; }
 };
 
-// Mean and variance of scale y_i . x_j over the slots that row i sees.
+// Mean and variance of scale y_i . x_j over the slots that row i sees, or the row bias that takes a level made of them off
+// the scores: bias_i = -(threshold + growth log n_i + mean_i + (spread + chance sqrt(2 log n_i)) sqrt(variance_i + floor)).
 struct Moments {
     int64_t batches, heads, queries, slots, width, causal, threads, path;
     double scale;
@@ -62,8 +63,12 @@ struct Moments {
     int64_t mask_batch;       // its element stride along B
     float *mean, *variance;   // (B, H, Tq), contiguous
     const float *d_mean, *d_variance;  // likewise; null where the moments are wanted, and not their gradient
-    Tensor4 d_y, d_x;
+    Tensor4 d_y, d_x;  // what they get is added to what they hold
+    double threshold, growth, spread, chance, floor;
+    float* bias;          // likewise; null where the mean is wanted instead
+    const float* d_bias;  // likewise, in place of d_mean and d_variance
 
+    bool backward() const { return d_mean != nullptr || d_bias != nullptr; }
     bool visible(int64_t b, int64_t slot) const { return key_mask == nullptr || key_mask[b * mask_batch + slot]; }
 };
 

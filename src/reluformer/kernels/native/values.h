@@ -17,7 +17,14 @@ constexpr PlacesOfBits PLACES_OF_BITS;
 // Writes the numbers first <= t < last with x[t] != 0 to `chosen`, which has room for LANES more; how many they are.
 INLINE int64_t nonzero_places(const float* x, int64_t first, int64_t last, int32_t* chosen) {
     int64_t count = 0, t = first;
-#if defined(HAS_AVX2)
+#if defined(HAS_AVX512)
+    for (; t + LANES <= last; t += LANES) {
+        const __mmask16 bits = _mm512_cmp_ps_mask(load(x + t), _mm512_setzero_ps(), _CMP_NEQ_UQ);
+        const __m512i places = reinterpret_cast<__m512i>(lane_numbers() + static_cast<int32_t>(t));
+        _mm512_storeu_si512(chosen + count, _mm512_maskz_compress_epi32(bits, places));
+        count += __builtin_popcount(bits);
+    }
+#elif defined(HAS_AVX2)
     using Bytes = uint8_t __attribute__((vector_size(8), aligned(1), may_alias));
     using LooseIntegers = int32_t __attribute__((vector_size(32), aligned(4), may_alias));
     for (; t + LANES <= last; t += LANES) {

@@ -2,7 +2,14 @@
 
 #include "pair_list.h"
 
+namespace {
+bool allowed = true;
+}  // namespace
+
+bool vnni_allowed() { return allowed; }
+
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #define VNNI __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2,popcnt,bmi2")))
 
@@ -61,7 +68,6 @@ VNNI int32_t list(int32_t* start, uint8_t* place, const uint64_t* bits, const in
 }
 
 constexpr CandidateCode CODE{find, list};
-bool allowed = true;
 
 }  // namespace
 
@@ -74,10 +80,15 @@ const CandidateCode* vnni_candidates() {
     return supported && allowed ? &CODE : nullptr;
 }
 
-// For tests: whether VNNI may be used.
-extern "C" __attribute__((visibility("default"))) void reluformer_allow_vnni(int64_t allow) { allowed = allow != 0; }
+bool has_avx_vnni() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> 4 & 1) != 0;
+}
 #else
 const CandidateCode* vnni_candidates() { return nullptr; }
 
-extern "C" __attribute__((visibility("default"))) void reluformer_allow_vnni(int64_t) {}
+bool has_avx_vnni() { return false; }
 #endif
+
+// For tests: whether VNNI may be used.
+extern "C" __attribute__((visibility("default"))) void reluformer_allow_vnni(int64_t allow) { allowed = allow != 0; }

@@ -12,3 +12,7 @@ struct CandidateCode {
 
 // Null where the processor lacks the instructions, or a test turned them off.
 const CandidateCode* vnni_candidates();
+
+// Whether tests allow these instructions, and whether the processor has VNNI for 256 bits.
+bool vnni_allowed();
+bool has_avx_vnni();

@@ -28,12 +28,12 @@ _ANY = (HABIT, PAST, FUTURE, MODAL)
 
 
 def _nouns(gender: str, pairs: str) -> tuple[Noun, ...]:
-    """Nouns of one gender from 'english German, english German'."""
+    """Returns nouns of one gender from 'english German, english German'."""
     return tuple(Noun(en, de, Gender(gender)) for en, de in (pair.split() for pair in pairs.split(",")))
 
 
 def _term(en: str, germany: str, austria: str) -> Term:
-    """A term from two German nouns, each as 'gender Word' or 'gender Word Oblique'."""
+    """Returns a term from two German nouns, each as 'gender Word' or 'gender Word Oblique'."""
 
     def noun(text: str) -> Noun:
         gender, de, *oblique = text.split()

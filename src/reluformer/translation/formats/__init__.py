@@ -9,10 +9,9 @@ A skeleton filled with its own sentences is the text again, byte for byte, in `p
 groups the same sentences by document, for models that read across sentences.
 
 plain      running text, aligned text with one sentence a line, and the files of all formats
-markdown   CommonMark with tables
-html       pages
+markup     Markdown (CommonMark with tables) and HTML pages
 tabular    TSV, CSV and JSON lines
-bilingual  TMX, XLIFF and PO; `inline_elements` are those of XLIFF
+bilingual  TMX, XLIFF and PO, with the inline elements of XLIFF
 subtitles  SubRip and WebVTT
 skeleton   text units, and the skeleton that they are put back into
 spans      markup in running text, and the sentences between
@@ -25,8 +24,7 @@ from pathlib import Path
 
 from reluformer.errors import UnknownNameError, nearest
 from reluformer.translation.formats.bilingual import BilingualFormat, Po, Tmx, Xliff
-from reluformer.translation.formats.html import Html
-from reluformer.translation.formats.markdown import Markdown
+from reluformer.translation.formats.markup import Html, Markdown
 from reluformer.translation.formats.plain import (
     AlignedText,
     PlainText,

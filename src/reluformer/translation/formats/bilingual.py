@@ -2,9 +2,9 @@
 
 For translation, entries without a target get one. Kept: every entry that has a
 translation, notes, states, order, white space around and between sentences. Placeholders of
-programs (`%s`, `{name}`, tags) and inline elements of XLIFF (`inline_elements`) are marks of
-their sentence (see `marks`). Not kept: inline elements of TMX segments, whose text is translated
-without them. The file is written by translate-toolkit, so its layout may change where a target was added.
+programs (`%s`, `{name}`, tags) and inline elements of XLIFF and TMX (`InlineElements`) are marks of
+their sentence (see `marks`). The file is written by translate-toolkit, so its layout may change where a target
+was added.
 
 A doubtful translation is flagged for a translator: `fuzzy` in PO, the state `needs-translation` in
 XLIFF 1.2 and `initial` in XLIFF 2.
@@ -19,14 +19,14 @@ import re
 import zlib
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from reluformer.errors import ArgumentError, DataError
 from reluformer.translation.document import Document, DocumentAssembler, SentencePair, Skipped, SkipReason
-from reluformer.translation.formats.html import unescape
-from reluformer.translation.formats.inline_elements import ELEMENT, InlineElements, element_tags
+from reluformer.translation.formats.markup import unescape
 from reluformer.translation.formats.plain import BYTE_ORDER_MARK, decode_line, open_binary
 from reluformer.translation.formats.skeleton import (
     AnyTranslation,
@@ -239,6 +239,14 @@ class Tmx(BilingualFormat):
     def pair(self, entry: Any) -> tuple[str, str, bool]:
         return _text_in(entry, self.source), _text_in(entry, self.target), False
 
+    def source_forms(self, entry: Any) -> list[str]:
+        return [_inline_of_segment(entry, entry.source_dom, str(entry.source or "")).text]
+
+    def fill_entry(self, entry: Any, forms: list[str], plural_forms: int | None, doubtful: bool) -> None:
+        inline = _inline_of_segment(entry, entry.source_dom, str(entry.source or ""))
+        entry.target = inline.without_codes(forms[0])
+        inline.fill(entry.target_dom.find(entry.namespaced(entry.textNode)), forms[0])
+
 
 class Xliff(BilingualFormat):
     """XLIFF has versions 1.2 and 2; entries without a target get one."""
@@ -264,10 +272,15 @@ class Xliff(BilingualFormat):
         return marked and bool(entry.target)
 
     def source_forms(self, entry: Any) -> list[str]:
-        return [InlineElements(entry).text]
+        return [self._inline(entry).text]
+
+    def _inline(self, entry: Any) -> InlineElements:
+        return InlineElements(entry.xmlelement.find(entry.namespaced("source")), str(entry.source or ""))
 
     def fill_entry(self, entry: Any, forms: list[str], plural_forms: int | None, doubtful: bool) -> None:
-        InlineElements(entry).fill(forms[0])
+        inline = self._inline(entry)
+        entry.target = inline.without_codes(forms[0])
+        inline.fill(entry.xmlelement.find(entry.namespaced("target")), forms[0])
         entry.markapproved(False)  # nobody has read it yet
         if doubtful and isinstance(entry, _toolkit("xliff").xliffunit):
             entry.target_dom.set("state", "needs-translation")
@@ -323,8 +336,14 @@ def _text_in(entry: Any, language: str) -> str:
     for node in entry.getlanguageNodes():
         found = (node.get(_XML_LANGUAGE) or node.get("lang") or "").lower().replace("_", "-")
         if found == wanted or found.startswith(f"{wanted}-"):
-            return str(entry.getNodeText(node) or "")
+            inline = _inline_of_segment(entry, node, str(entry.getNodeText(node) or ""))
+            return ELEMENT.sub("", inline.text)
     return ""
+
+
+def _inline_of_segment(entry: Any, node: Any, text: str) -> InlineElements:
+    """Returns the inline elements of the segment in a `tuv` of TMX, whose text is known without them."""
+    return InlineElements(None if node is None else node.find(entry.namespaced(entry.textNode)), text)
 
 
 def _toolkit(module: str) -> Any:
@@ -334,3 +353,140 @@ def _toolkit(module: str) -> Any:
         raise ArgumentError(
             "TMX, XLIFF and PO need translate-toolkit, which is not installed: pip install 'reluformer[formats]'"
         ) from None
+
+
+ELEMENT = re.compile("\x02([oce])(\\d+)\x03")
+_AROUND_TEXT = frozenset(("g", "pc", "mrk", "hi"))
+_HALVES = {"bpt": "ept", "bx": "ex", "sc": "ec"}
+_KINDS = {"o": "open", "c": "close", "e": "empty"}
+_SPACES = re.compile(r"\s+")
+
+
+def element_tags(text: str) -> Iterator[tuple[int, int, str, str]]:
+    """Yields start, end, name and kind of the codes in a text, for `spans.pair_tags`."""
+    for match in ELEMENT.finditer(text):
+        yield *match.span(), match[2], _KINDS[match[1]]
+
+
+class InlineElements:
+    """The inline elements of XLIFF and TMX (`<g>`, `<x/>`, `<pc>`, `<ph>` and the like) in the source of an entry.
+
+    The text of a source has a code of control characters, which XML itself cannot hold, for each
+    element. A format takes the codes for marks. The translation with its codes then becomes the content
+    of the target, where every element is a copy of that of the source.
+
+    Paired are g, pc, mrk and hi; bpt with ept, bx with ex and sc with ec of the same id. Standalone are x, ph,
+    it, cp and any other with all that they hold, and a half of a pair whose other half is elsewhere.
+
+    Args:
+        source: The element that holds the source; None if there is none.
+        text: The text of the source as the toolkit reads it, for a source without inline elements.
+    """
+
+    def __init__(self, source: Any, text: str) -> None:
+        self._elements: dict[tuple[str, int], Any] = {}
+        self._source = source if source is not None and any(isinstance(one.tag, str) for one in source) else None
+        self.text = text
+        """The text of the source, with a code for each element."""
+        if self._source is not None:
+            self._partners = dict(_partners(self._source))
+            text = "".join(self._coded(self._source))
+            preserved = any(_space(node) == "preserve" for node in (self._source, *self._source.iterancestors()))
+            self.text = text if preserved else _SPACES.sub(" ", text).strip()
+
+    def _coded(self, node: Any) -> Iterator[str]:
+        yield node.text or ""
+        for child in node:
+            if isinstance(child.tag, str):
+                yield from self._code(child)
+            yield child.tail or ""
+
+    def _code(self, child: Any) -> Iterator[str]:
+        number = len(self._elements)
+        partner = self._partners.get(child)
+        if _name(child) in _AROUND_TEXT:
+            self._elements["o", number] = child
+            yield f"\x02o{number}\x03"
+            yield from self._coded(child)
+            yield f"\x02c{number}\x03"
+        elif partner is None:
+            self._elements["e", number] = child
+            yield f"\x02e{number}\x03"
+        elif ("h", id(partner)) in self._elements:  # the second half
+            number = self._elements["h", id(partner)]
+            self._elements["c", number] = child
+            yield f"\x02c{number}\x03"
+        else:
+            self._elements["o", number] = self._elements["h", id(child)] = number
+            self._elements["o", number] = child
+            yield f"\x02o{number}\x03"
+
+    @staticmethod
+    def without_codes(text: str) -> str:
+        """Returns a text without the codes of elements; a space where nothing else is left."""
+        return ELEMENT.sub("", text) or " "
+
+    def fill(self, target: Any, text: str) -> None:
+        """Sets the content of an element: a translation of `text` with its codes."""
+        if self._source is None:
+            return
+        for child in list(target):
+            target.remove(child)
+        target.text = None
+        stack, cursor = [target], 0
+        for match in ELEMENT.finditer(text):
+            _append(stack[-1], text[cursor : match.start()])
+            cursor = match.end()
+            key = match[1], int(match[2])
+            element = self._elements.get(key)
+            if element is None:  # the end of an element around text
+                del stack[max(1, len(stack) - 1) :]
+                continue
+            around = key[0] == "o" and _name(element) in _AROUND_TEXT
+            written = copy(element) if around else deepcopy(element)
+            if around:
+                for child in list(written):
+                    written.remove(child)
+                written.text = None
+            written.tail = None
+            stack[-1].append(written)
+            if around:
+                stack.append(written)
+        _append(stack[-1], text[cursor:])
+
+
+def _append(node: Any, text: str) -> None:
+    """Appends text behind the last child of a node."""
+    if not text:
+        return
+    if len(node):
+        node[-1].tail = (node[-1].tail or "") + text
+    else:
+        node.text = (node.text or "") + text
+
+
+def _partners(source: Any) -> Iterator[tuple[Any, Any]]:
+    """Yields the halves of pairs that stand in the same element, each with the other."""
+    opened: dict[tuple[Any, str, str], Any] = {}
+    for node in source.iter():
+        if not isinstance(node.tag, str):
+            continue
+        name = _name(node)
+        if name in _HALVES:
+            id = node.get("rid") or node.get("id") or node.get("i") or ""
+            opened[node.getparent(), _HALVES[name], id] = node
+        else:
+            id = node.get("startRef") or node.get("rid") or node.get("id") or node.get("i") or ""
+            first = opened.pop((node.getparent(), name, id), None)
+            if first is not None:
+                yield first, node
+                yield node, first
+
+
+def _name(node: Any) -> str:
+    return str(node.tag).rpartition("}")[2]
+
+
+def _space(node: Any) -> str | None:
+    value = node.get("{http://www.w3.org/XML/1998/namespace}space")
+    return None if value is None else str(value)

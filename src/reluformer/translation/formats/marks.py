@@ -23,10 +23,12 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from reluformer.translation.sentence import Alignment, Range
+from reluformer.translation.document import Alignment, Range
 
 MOST_MARKS = 200
 """A sentence with more marks is not translated, so that the time stays linear in the length of a document."""
+MOST_COPIES = 1000
+"""So many copies of a verbatim mark in a translation are compared."""
 NEARNESS = 3.0
 """How much words at the same part of both sentences are preferred: a word a third of a sentence away counts 1/e."""
 BALANCE_STEPS = 3
@@ -35,6 +37,9 @@ _PUNCTUATION = re.escape(string.punctuation + "“”„‚‘’«»‹›…�
 _ALONE = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # scripts without spaces: a word for each character
 _LETTERS = rf"[^\s{_PUNCTUATION}{_ALONE}]++"
 _WORD = re.compile(rf"[{_ALONE}]|{_LETTERS}(?:['’_.-]{_LETTERS})*+")
+
+
+_Indexes = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -121,15 +126,17 @@ class _Placing:
     def __init__(self, source: str, text: str, alignment: Alignment | None) -> None:
         self.source = source
         self.text = text
-        self.source_words = words_of(source)
-        self.words = words_of(text)
+        self.source_words = _ranges(words_of(source))
+        self.words = _ranges(words_of(text))
         self.alignment = alignment
         self.by_position = 0
         self._reads: npt.NDArray[np.float32] | None = None
         self._word_reads: npt.NDArray[np.float64] = np.zeros((0, 0))
-        if alignment is not None and self.words:
-            rows = [_overlapping(alignment.target, word) for word in self.words]
-            columns = [_overlapping(alignment.source, word) for word in self.source_words]
+        if alignment is not None:
+            self._source_tokens, self._target_tokens = _ranges(alignment.source), _ranges(alignment.target)
+        if alignment is not None and len(self.words):
+            rows = [_overlapping(self._target_tokens, word) for word in self.words]
+            columns = [_overlapping(self._source_tokens, word) for word in self.source_words]
             self._reads = np.stack([alignment.weights[row].sum(0) for row in rows])
             by_word = [self._reads[:, column].sum(1) for column in columns]
             self._word_reads = _balanced(np.stack(by_word, 1)) if by_word else np.zeros((len(self.words), 0))
@@ -158,7 +165,7 @@ class _Placing:
         if mark.verbatim and (copy := self._copy(mark, room, taken)) is not None:
             node.place = copy
             return
-        free = [index for index, word in enumerate(self.words) if _inside(word, room) and not _meets(word, taken)]
+        free = self._free(room, taken)
         found = self._best(mark, free)
         if found is None:
             self.by_position += 1
@@ -170,21 +177,32 @@ class _Placing:
             gap = self._gap(self._proportional(mark.start, room), taken)
             node.place, node.appended = (gap, gap), True
             return
-        place = self.words[found[0]][0], self.words[found[1]][1]
+        place = int(self.words[found[0], 0]), int(self.words[found[1], 1])
         if mark.open_at == "start":
             place = room[0], place[1]
         elif mark.open_at == "end":
             place = place[0], room[1]
         node.place = place if mark.verbatim else self._with_punctuation(mark, place, room, taken)
 
+    def _free(self, room: Range, taken: Sequence[Range]) -> _Indexes:
+        """Returns the words inside of `room` that share no character with what is taken."""
+        first, stop = _between(self.words, room)
+        free = np.ones(max(0, stop - first), bool)
+        for place in taken:
+            low, high = _meeting(self.words, place)
+            free[max(0, low - first) : max(0, high - first)] = False
+        return first + np.flatnonzero(free)
+
     def _copy(self, mark: Mark, room: Range, taken: Sequence[Range]) -> Range | None:
         """Returns the copy of a verbatim mark in the translation that read it most, or the first."""
         wanted = self.source[mark.start : mark.end]
         best, most, start = None, -1.0, self.text.find(wanted, *room)
-        while wanted and start >= 0:
+        for _ in range(MOST_COPIES):
+            if not wanted or start < 0:
+                break
             place = start, start + len(wanted)
             inside_word = _joins(self.text, place[0]) or _joins(self.text, place[1])
-            if not _meets(place, taken) and not inside_word and (read := self._share(mark, place)) > most:
+            if not inside_word and not _meets(place, taken) and (read := self._share(mark, place)) > most:
                 best, most = place, read
             start = self.text.find(wanted, place[1], room[1])
         return best
@@ -193,56 +211,58 @@ class _Placing:
         """Returns how much the tokens of `place` read what the mark covers."""
         if self.alignment is None:
             return 0.0
-        rows, columns = _overlapping(self.alignment.target, place), _overlapping(self.alignment.source, _of(mark))
+        rows, columns = _overlapping(self._target_tokens, place), _overlapping(self._source_tokens, _of(mark))
         return float(self.alignment.weights[np.ix_(rows, columns)].sum())
 
-    def _best(self, mark: Mark, free: Sequence[int]) -> tuple[int, int] | None:
+    def _best(self, mark: Mark, free: _Indexes) -> tuple[int, int] | None:
         """Returns the first and last of the neighbouring words that read what the mark covers more than other words."""
-        if self._reads is None or self.alignment is None or not free:
+        if self._reads is None or self.alignment is None or not len(free):
             return None
-        own = np.array([_meets(word, [_of(mark)]) for word in self.source_words], bool)
+        own = np.zeros(len(self.source_words), bool)
+        own[slice(*_meeting(self.source_words, _of(mark)))] = True
         outside = self._word_reads[:, ~own].max(1, initial=0.0)
         if own.any():
             inside = self._word_reads[:, own].max(1)
         else:
-            inside = self._reads[:, _overlapping(self.alignment.source, _of(mark))].sum(1)
+            inside = self._reads[:, _overlapping(self._source_tokens, _of(mark))].sum(1)
         if mark.open_at is not None:
             return self._cut(mark, inside - outside, free)
         best: tuple[float, int, int] | None = None
-        total, start = 0.0, -1
-        for position, index in enumerate(free):
-            margin = float(inside[index] - outside[index])
-            if position == 0 or free[position - 1] != index - 1 or total <= 0:
+        total, start, previous = 0.0, -1, -2
+        margins = (inside - outside)[free]
+        for index, margin in zip(free.tolist(), margins.tolist(), strict=True):
+            if previous != index - 1 or total <= 0:
                 total, start = 0.0, index
-            total += margin
+            total, previous = total + margin, index
             if margin > 0 and (best is None or total > best[0]):
                 best = total, start, index
         if best is not None:
             return best[1], best[2]
-        strongest = max(free, key=lambda index: float(inside[index]))
+        strongest = int(free[np.argmax(inside[free])])
         return (strongest, strongest) if inside[strongest] > 0 else None
 
-    def _cut(self, mark: Mark, margins: npt.NDArray[np.float32], free: Sequence[int]) -> tuple[int, int] | None:
+    def _cut(self, mark: Mark, margins: npt.NDArray[np.float32], free: _Indexes) -> tuple[int, int]:
         """Returns the words of a mark that is open at one end of the sentence; at least one."""
-        values = margins[list(free)]
+        values = margins[free]
         if mark.open_at == "start":
-            return free[0], free[int(np.argmax(np.cumsum(values)))]
-        return free[len(free) - 1 - int(np.argmax(np.cumsum(values[::-1])))], free[-1]
+            return int(free[0]), int(free[np.argmax(np.cumsum(values))])
+        return int(free[len(free) - 1 - int(np.argmax(np.cumsum(values[::-1])))]), int(free[-1])
 
-    def _by_proportion(self, mark: Mark, free: Sequence[int]) -> tuple[int, int] | None:
+    def _by_proportion(self, mark: Mark, free: _Indexes) -> tuple[int, int] | None:
         """Returns the words that stand where the mark stood, in proportion; None if no word is free there."""
-        if not free:
+        if not len(free):
             return None
-        before = sum(end <= mark.start for _, end in self.source_words)
-        inside = max(1, sum(_meets(word, [_of(mark)]) for word in self.source_words))
+        before = _ended(self.source_words, mark.start)
+        low, high = _meeting(self.source_words, _of(mark))
+        inside = max(1, high - low)
         ratio = len(self.words) / max(1, len(self.source_words))
         first, last = round(before * ratio), max(round((before + inside) * ratio), round(before * ratio) + 1) - 1
-        nearest = min(free, key=lambda index: abs(index - first))
-        stop = nearest
-        while stop < last and stop + 1 in free:
-            stop += 1
+        place = int(np.argmin(np.abs(free - first)))
+        nearest = stop = int(free[place])
+        while stop < last and place + 1 < len(free) and free[place + 1] == stop + 1:
+            stop, place = stop + 1, place + 1
         if mark.open_at is not None:
-            return (free[0], stop) if mark.open_at == "start" else (nearest, free[-1])
+            return (int(free[0]), stop) if mark.open_at == "start" else (nearest, int(free[-1]))
         return nearest, stop
 
     def _with_punctuation(self, mark: Mark, place: Range, room: Range, taken: Sequence[Range]) -> Range:
@@ -259,36 +279,36 @@ class _Placing:
 
     def _point(self, mark: Mark, room: Range, covered: Range, taken: Sequence[Range]) -> Range:
         """Returns the place of a point: at the word before or behind it that it belongs to."""
-        before = [word for word in self.source_words if covered[0] <= word[0] and word[1] <= mark.start]
-        after = [word for word in self.source_words if mark.start <= word[0] and word[1] <= covered[1]]
-        if not before and not self.source[covered[0] : mark.start].strip():
+        low, stop = _between(self.source_words, (covered[0], mark.start))
+        start, high = _between(self.source_words, (mark.start, covered[1]))
+        before, after = (stop - 1 if low < stop else None), (start if start < high else None)
+        if before is None and not self.source[covered[0] : mark.start].strip():
             return (room[0],) * 2
-        if not after and not self.source[mark.start : covered[1]].strip():
+        if after is None and not self.source[mark.start : covered[1]].strip():
             return (room[1],) * 2
         touches = mark.start > 0 and not self.source[mark.start - 1].isspace()
-        sides = [(before[-1:], 1), (after[:1], 0)] if touches else [(after[:1], 0), (before[-1:], 1)]
-        for words, edge in sides:
-            for word in words:
-                index = self._reader(word, room)
-                if index is not None:
-                    return (self._gap(self.words[index][edge], taken),) * 2
+        sides = [(before, 1), (after, 0)] if touches else [(after, 0), (before, 1)]
+        for word, edge in sides:
+            index = None if word is None else self._reader(word, room)
+            if index is not None:
+                return (self._gap(int(self.words[index, edge]), taken),) * 2
         self.by_position += 1
         return (self._gap(self._proportional(mark.start, room), taken),) * 2
 
-    def _reader(self, word: Range, room: Range) -> int | None:
+    def _reader(self, word: int, room: Range) -> int | None:
         """Returns the word of the translation inside of `room` that read a word of the source most."""
-        inside = [index for index, place in enumerate(self.words) if _inside(place, room)]
-        if self._reads is None or self.alignment is None or not inside:
+        first, stop = _between(self.words, room)
+        if self._reads is None or self.alignment is None or first >= stop:
             return None
-        shares = self._word_reads[:, self.source_words.index(word)]
-        strongest = max(inside, key=lambda index: float(shares[index]))
-        return strongest if shares[strongest] > 0 else None
+        shares = self._word_reads[first:stop, word]
+        strongest = int(np.argmax(shares))
+        return first + strongest if shares[strongest] > 0 else None
 
     def _proportional(self, place: int, room: Range) -> int:
         """Returns the edge of a word inside of `room` that corresponds to a place in the source."""
-        before = sum(end <= place for _, end in self.source_words)
+        before = _ended(self.source_words, place)
         index = round(before * len(self.words) / max(1, len(self.source_words)))
-        edge = self.words[index][0] if index < len(self.words) else len(self.text.rstrip())
+        edge = int(self.words[index, 0]) if index < len(self.words) else len(self.text.rstrip())
         return min(max(edge, room[0]), room[1])
 
     def _gap(self, place: int, taken: Sequence[Range]) -> int:
@@ -361,13 +381,30 @@ def _of(mark: Mark) -> Range:
     return mark.start, mark.end
 
 
-def _overlapping(places: Sequence[Range], wanted: Range) -> list[int]:
+def _ranges(places: Sequence[Range]) -> _Indexes:
+    """Returns ranges as rows, (N, 2)."""
+    return np.array(places, np.int64).reshape(-1, 2)
+
+
+def _overlapping(places: _Indexes, wanted: Sequence[int] | _Indexes) -> _Indexes:
     """Returns the numbers of the tokens that share a character with `wanted`."""
-    return [number for number, (low, high) in enumerate(places) if low < wanted[1] and wanted[0] < high]
+    return np.flatnonzero((places[:, 0] < wanted[1]) & (wanted[0] < places[:, 1]))
 
 
-def _inside(place: Range, room: Range) -> bool:
-    return room[0] <= place[0] and place[1] <= room[1]
+def _between(words: _Indexes, room: Range) -> Range:
+    """Returns the number of the first word inside of `room`, and the one behind the last."""
+    return int(np.searchsorted(words[:, 0], room[0])), int(np.searchsorted(words[:, 1], room[1], "right"))
+
+
+def _meeting(words: _Indexes, place: Range) -> Range:
+    """Returns the number of the first word that shares a character with `place`, and the one behind the last."""
+    first, stop = np.searchsorted(words[:, 1], place[0], "right"), np.searchsorted(words[:, 0], place[1])
+    return int(first), max(int(first), int(stop))
+
+
+def _ended(words: _Indexes, place: int) -> int:
+    """Returns how many words end before `place`."""
+    return int(np.searchsorted(words[:, 1], place, "right"))
 
 
 def _meets(place: Range, taken: Sequence[Range]) -> bool:

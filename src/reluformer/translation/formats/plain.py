@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import IO, NamedTuple, cast
+from typing import IO, NamedTuple, Protocol, cast
 
 from reluformer.errors import DataError, StorageError
 from reluformer.files import check_regular, whole_file
@@ -33,6 +33,8 @@ from reluformer.translation.formats.spans import split_units
 from reluformer.translation.splitters import Splitter
 
 BYTE_ORDER_MARK = "\ufeff"
+MOST_BYTES = 2**28
+"""The most bytes of a text that is read whole."""
 UTF8_MOST_BYTES = 4
 """The most bytes of a character."""
 _LINE = re.compile(r"([^\r\n]*)(\r\n|\r|\n|\Z)")
@@ -202,18 +204,43 @@ def read_text(path: str | Path) -> str:
     """Reads a file exactly as it is, line endings included; `.gz` is unpacked.
 
     Raises:
-        DataError: The file cannot be read, is damaged, or is not UTF-8.
+        DataError: The file cannot be read, is damaged, is not UTF-8, or has more than `MOST_BYTES`.
     """
     path = Path(path)
     try:
-        data = path.read_bytes()
-        if path.suffix == ".gz":
-            data = gzip.decompress(data)
+        with path.open("rb") as file:
+            if path.suffix == ".gz":
+                with gzip.open(file) as unpacked:
+                    data = read_limited(unpacked, str(path))
+            else:
+                data = read_limited(file, str(path))
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"{path}: damaged gzip file: {error}") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
     return decode_text(data, str(path))
+
+
+def read_limited(file: SupportsRead, name: str) -> bytes:
+    """Reads a file to its end; a device or a packed file of zeros must not take all memory.
+
+    Args:
+        file: A file that is open for reading bytes.
+        name: What the error message calls it.
+
+    Raises:
+        DataError: It has more than `MOST_BYTES`.
+    """
+    data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise DataError(f"{name}: has more than {MOST_BYTES:,} bytes, too many for one text; split it into several")
+    return data
+
+
+class SupportsRead(Protocol):
+    """What bytes are read from."""
+
+    def read(self, most: int, /) -> bytes: ...
 
 
 def write_text(path: str | Path, text: str) -> None:

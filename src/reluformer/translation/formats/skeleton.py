@@ -18,9 +18,8 @@ from typing import Any, ClassVar
 
 from reluformer.errors import DataError
 from reluformer.translation import splitters
-from reluformer.translation.document import Document, DocumentAssembler
+from reluformer.translation.document import Document, DocumentAssembler, TranslatedSentence, has_letters
 from reluformer.translation.formats.marks import MOST_MARKS, Mark, place_marks
-from reluformer.translation.sentence import TranslatedSentence, has_letters
 from reluformer.translation.splitters import Splitter
 
 LINE_BREAK = re.compile(r"[\r\n\v\f\x1c-\x1e\x85\u2028\u2029]")
@@ -40,7 +39,7 @@ class FillReport:
 
     sentences: int = 0
     copied: int = 0
-    """The sentences without letters, which were copied."""
+    """The sentences without words, which were copied."""
     retranslated: int = 0
     """The sentences that first read another sentence and were translated anew by themselves."""
     marks: int = 0
@@ -72,7 +71,7 @@ class FillReport:
         """Returns a line for a user for each thing to tell; nothing where there is none."""
         lines = []
         if self.copied:
-            lines.append(f"copied {self.copied} of {self.sentences} sentences, which have no letters")
+            lines.append(f"copied {self.copied} of {self.sentences} sentences, which hold no words")
         if self.retranslated:
             lines.append(
                 f"translated {self.retranslated} of {self.sentences} sentences anew by themselves, because they had "

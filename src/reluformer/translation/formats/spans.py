@@ -12,9 +12,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from reluformer.translation.document import Range
 from reluformer.translation.formats.marks import Mark
 from reluformer.translation.formats.skeleton import LINE_BREAK, TextPart, TextUnit
-from reluformer.translation.sentence import Range
 from reluformer.translation.splitters import Splitter
 
 ADDRESS = (
@@ -197,7 +197,8 @@ class _PlainText:
             if edit.kind in ("closing", "character") or edit.start < skipped_to:
                 continue
             low_place, high_place = self._place[edit.number]
-            if edit.kind == "mark" or not any(map(str.isalnum, self.plain[low_place:high_place])):
+            is_wordless = high_place <= high and not any(map(str.isalnum, self.plain[low_place:high_place]))
+            if edit.kind == "mark" or is_wordless:
                 skipped_to = max(span.end, edit.end)
                 written = self.text[span.start : span.end]
                 yield Mark(

@@ -37,8 +37,9 @@ MOST_NESTED = 100
 HALF_PAIR = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair, which JSON can write but UTF-8 cannot."""
 FUZZY = "fuzzy"
-"""The last column of a line of TSV whose translation is doubtful."""
+"""The last column of a row of TSV or CSV whose translation is doubtful; JSON lines number such sentences."""
 _NESTED_TOO_DEEP = object()
+_TGT_FUZZY = f"tgt_{FUZZY}"
 
 
 @dataclass(frozen=True)
@@ -109,13 +110,21 @@ def _tsv_pairs(path: Path, most_bytes: int, skipped: Skipped) -> Iterator[Senten
             raise DataError(f"{path}:{number}: expected source<TAB>target, got {len(columns)} columns")
 
 
+@dataclass(frozen=True)
 class _CsvUnit(TextUnit):
     """The translation goes into a cell of its own, in quotes where it needs them."""
 
+    rest: str = ""
+    """The cells behind the translation."""
+
     def fill(self, translation: AnyTranslation, report: FillReport | None = None) -> str:
-        super().fill(translation, report)
+        own = FillReport()
+        super().fill(translation, own)
+        if report is not None:
+            report.include(own)
         cell = on_one_line(translation if isinstance(translation, str) else translation.text)
-        return '"' + cell.replace('"', '""') + '"' if any(sign in cell for sign in ',"') else cell
+        quoted = '"' + cell.replace('"', '""') + '"' if any(sign in cell for sign in ',"') else cell
+        return quoted + self.rest + (f",{FUZZY}" if own.doubtful else "")
 
 
 class Csv(CorpusFormat):
@@ -123,7 +132,8 @@ class Csv(CorpusFormat):
 
     Commas part the cells. A cell in double quotes may hold commas, line breaks and doubled quotes. A first row that
     names its columns, such as `source,target` or `en,de`, is a heading and no text. The translation goes into the
-    second column where that is empty, else into a new last column. A corpus has exactly two columns.
+    second column where that is empty, else into a new last column. A corpus has exactly two columns. As in TSV, one
+    more column `fuzzy` marks a doubtful translation, and a draft of a corpus, which is skipped.
     """
 
     name = "csv"
@@ -153,7 +163,7 @@ class Csv(CorpusFormat):
         if not sentence or self._is_heading(row):
             parts.append(raw + ending)
         elif len(row.cells) > 1 and not row.cells[1].strip():
-            parts += [raw[: row.ends[0] + 1], _CsvUnit(sentence, sentence), raw[row.ends[1] :] + ending]
+            parts += [raw[: row.ends[0] + 1], _CsvUnit(sentence, sentence, rest=raw[row.ends[1] :]), ending]
         else:
             parts += [raw + ",", _CsvUnit(sentence, sentence), ending]
         if not any(map(str.strip, row.cells)):
@@ -164,9 +174,9 @@ class Csv(CorpusFormat):
     def read_corpus(self, files: Sequence[Path], assembler: DocumentAssembler) -> Iterator[Document]:
         (path,) = files
         most_bytes = 2 * assembler.limits.sentence_characters * UTF8_MOST_BYTES + 1
-        return assembler.documents(self._pairs(path, most_bytes), path)
+        return assembler.documents(self._pairs(path, most_bytes, assembler.skipped), path)
 
-    def _pairs(self, path: Path, most_bytes: int) -> Iterator[SentencePair | None]:
+    def _pairs(self, path: Path, most_bytes: int, skipped: Skipped) -> Iterator[SentencePair | None]:
         row = _CsvRow(1)
         for number, line in numbered_lines(path, most_bytes):
             if row.is_open and (line is None or row.length > most_bytes):
@@ -178,7 +188,9 @@ class Csv(CorpusFormat):
                 if row.is_open:
                     row.add_break("\n")
                     continue
-                if not self._is_heading(row):
+                if len(row.cells) == 3 and row.cells[2] == FUZZY:
+                    skipped.add(SkipReason.FUZZY, f"{path}:{row.line}")
+                elif not self._is_heading(row):
                     yield _csv_pair(row, path)
             row = _CsvRow(number + 1)
         if row.is_open:
@@ -266,7 +278,8 @@ class Jsonl(CorpusFormat):
 
     A document that has a "tgt" already (a reference) keeps it and gets a "hyp" instead.
     Whatever else the line holds stays as it is written. Blank sentences are not translated.
-    A document of a corpus has as many sentences in "tgt" as in "src".
+    "tgt_fuzzy" or "hyp_fuzzy" lists the numbers of doubtful translations, from 0 on, if there are any.
+    A document of a corpus has as many sentences in "tgt" as in "src"; those of "tgt_fuzzy" are skipped.
     """
 
     name = "jsonl"
@@ -289,7 +302,14 @@ class Jsonl(CorpusFormat):
             if len(record["src"]) > limits.document_sentences:
                 raise DataError(f"{place}: more than limits.document_sentences={limits.document_sentences} sentences")
             id = str(record.get("id", f"{path.name}:{number}"))
-            yield from assembler.document(id, record["src"], record["tgt"], place)
+            drafts = {number for number in record.get(_TGT_FUZZY, ()) if number in range(len(record["src"]))}
+            for number in sorted(drafts):
+                assembler.skipped.add(SkipReason.FUZZY, f"{place} sentence {number + 1}")
+            src, tgt = (
+                [sentence for number, sentence in enumerate(record[side]) if number not in drafts]
+                for side in ("src", "tgt")
+            )
+            yield from assembler.document(id, src, tgt, place)
 
 
 class _JsonlSkeleton(Skeleton):
@@ -312,14 +332,17 @@ class _JsonlSkeleton(Skeleton):
         for index, (body, ending) in enumerate(self.lines):
             record = self.records.get(index)
             if record is not None:
-                texts = []
+                texts: list[str] = []
+                flagged: list[int] = []
                 for sentence in record["src"]:
                     given = next(translations) if sentence.strip() else sentence
                     text, doubtful = (given, False) if isinstance(given, str) else (given.text, given.doubtful)
                     if sentence.strip():
                         report.add(sentence, doubtful)
+                    if doubtful:
+                        flagged.append(len(texts))
                     texts.append(text)
-                body = _with_translation(body, record, texts)
+                body = _with_translation(body, record, texts, flagged)
             pieces.append(body + ending)
         return "".join(pieces)
 
@@ -391,6 +414,9 @@ def _aligned_record(text: str, place: str) -> dict[str, Any]:
     for side in ("src", "tgt"):
         if not is_sentence_list(record.get(side)):
             raise DataError(f"{place}: '{side}' must be a list of sentences")
+    drafts = record.get(_TGT_FUZZY, [])
+    if not isinstance(drafts, list) or not all(isinstance(number, int) for number in drafts):
+        raise DataError(f"{place}: '{_TGT_FUZZY}' must be a list of numbers of sentences, from 0 on")
     if len(record["src"]) != len(record["tgt"]):
         raise DataError(
             f"{place}: {len(record['src'])} source but {len(record['tgt'])} target sentences; "
@@ -399,12 +425,20 @@ def _aligned_record(text: str, place: str) -> dict[str, Any]:
     return record
 
 
-def _with_translation(body: str, record: dict[str, Any], translation: list[str]) -> str:
-    """Returns the line with the translation under a key of its own, the rest as it was written."""
-    if "hyp" in record:
-        return json.dumps({**record, "hyp": translation}, ensure_ascii=False)
-    key = "hyp" if record.get("tgt") else "tgt"
-    if key in record:  # an empty "tgt"
-        return json.dumps({**record, key: translation}, ensure_ascii=False)
+def _with_translation(body: str, record: dict[str, Any], translation: list[str], flagged: list[int]) -> str:
+    """Returns the line with the translation under a key of its own, the rest as it was written.
+
+    Args:
+        body: The line.
+        record: The object that it holds.
+        translation: The translated sentences.
+        flagged: The numbers of the doubtful ones.
+    """
+    key = "hyp" if "hyp" in record or record.get("tgt") else "tgt"
+    flag = f"{key}_{FUZZY}"
+    added = {key: translation, **({flag: flagged} if flagged else {})}
+    if key in record or flag in record:  # a translation of before, or an empty one
+        kept = {name: value for name, value in record.items() if name != flag}
+        return json.dumps({**kept, **added}, ensure_ascii=False)
     end = body.rindex("}")
-    return f"{body[:end].rstrip()}, {json.dumps(key)}: {json.dumps(translation, ensure_ascii=False)}{body[end:]}"
+    return f"{body[:end].rstrip()}, {json.dumps(added, ensure_ascii=False)[1:-1]}{body[end:]}"

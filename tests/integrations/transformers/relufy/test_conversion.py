@@ -12,7 +12,7 @@ from reluformer import rules
 from reluformer.errors import ArgumentError
 from reluformer.integrations.transformers.relufy.conversion import LevelTrial, relufy, search_level
 from reluformer.integrations.transformers.relufy.distillation import Distillation
-from reluformer.integrations.transformers.relufy.reluformer_family import ReLUFormerFamily
+from reluformer.integrations.transformers.relufy.family import ReLUFormerFamily
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 ROUNDING = 100 * torch.finfo(torch.float32).eps
@@ -260,7 +260,9 @@ def test_minutes_end_a_distillation(bert, word_tokenizer, sentences):
 
 
 class TestTargets:
-    @pytest.mark.parametrize(("rule", "option"), [("relu_chance", "chance"), ("relu_exp", "threshold")])
+    @pytest.mark.parametrize(
+        ("rule", "option"), [("relu_chance", "chance"), ("relu_rest", "chance"), ("relu_exp", "threshold")]
+    )
     def test_the_level_is_raised_until_there_are_enough_zeros(self, make_translator, tokenizer, pairs, rule, option):
         options = dict(tokenizer=tokenizer, rule=rule, distillation=None, max_length=48)
         student, report = relufy(make_translator(), pairs, zeros=0.6, **options)

@@ -139,6 +139,11 @@ class ReadSample(NamedTuple):
         """Returns the weights (B, H, Tq, Tk)."""
         return self.rule.weights(self.scores(), self.n(), self.visible)
 
+    def zeros(self) -> Tensor:
+        """Returns which slots weigh nothing, or nothing but their share of a rest, (B, H, Tq, Tk)."""
+        unread = self.rule.unread(self.scores(), self.n(), self.visible)
+        return self.weights() == 0 if unread is None else unread
+
 
 class HeadFit(NamedTuple):
     """The fit of all heads of one attention."""
@@ -218,7 +223,7 @@ class RowSumRegression:
 
 
 def _by_head(values: Tensor, rows: Tensor) -> Tensor:
-    """(B, H, Tq, x) -> (H, tokens, x) in double precision, without padding."""
+    """Returns (B, H, Tq, x) as (H, tokens, x) in double precision, without padding."""
     return values.transpose(1, 2)[rows].transpose(0, 1).double()
 
 

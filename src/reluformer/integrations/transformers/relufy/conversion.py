@@ -261,7 +261,7 @@ def _searched_option(model: nn.Module, rule: Rule, zeros: float | None, loss: fl
             "name alone; leave the target out"
         )
     if not isinstance(rule, rules.RowCentered):
-        raise ArgumentError(f"rule '{rule.name}' has no level to search; use relu_exp or relu_chance")
+        raise ArgumentError(f"rule '{rule.name}' has no level to search; use relu_exp, relu_chance or relu_rest")
     return "chance" if rule.chance else "threshold"
 
 
@@ -336,7 +336,7 @@ def _family(model: nn.Module, tokenizer: Any, rule: Rule, max_length: int) -> Fa
     if max_length < 2:
         raise ArgumentError(f"max_length must be at least 2, got {max_length}")
     if isinstance(model, ReLUFormer):
-        from reluformer.integrations.transformers.relufy.reluformer_family import ReLUFormerFamily
+        from reluformer.integrations.transformers.relufy.family import ReLUFormerFamily
 
         if not isinstance(tokenizer, Tokenizer):
             raise ArgumentError(

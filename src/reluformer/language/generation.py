@@ -1,0 +1,131 @@
+"""Continuing a text: tokens are drawn from the model's distribution one by one.
+
+The temperature divides the logits; 0 takes the most likely token. Of the distribution only the most likely tokens that
+together have `top_p` of it are drawn from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from reluformer.errors import ArgumentError, StorageError
+from reluformer.models import storage
+from reluformer.models.language_model import LanguageModel
+from reluformer.training.run import RunDirectory
+from reluformer.translation.tokenizer import BEGIN, END, PAD, SEPARATOR, UNKNOWN, Tokenizer
+
+NEVER = (PAD, BEGIN, SEPARATOR, UNKNOWN)
+"""Tokens that are never drawn."""
+
+
+class Generator:
+    """A language model with its tokenizer.
+
+    Example:
+        >>> from reluformer import language
+        >>> generator = language.load("runs/language")  # doctest: +SKIP
+        >>> generator.generate("The session", temperature=0.8)  # doctest: +SKIP
+        'The session is adjourned.'
+    """
+
+    def __init__(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
+        if tokenizer.vocab_size != model.config.vocab_size:
+            raise StorageError(
+                f"the tokenizer has {tokenizer.vocab_size} entries and the model {model.config.vocab_size}; they "
+                "belong to different runs"
+            )
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+
+    def generate(self, prompt: str = "", **options: float | int | None) -> str:
+        """Returns the prompt with its continuation; the options are those of `stream`."""
+        return prompt + "".join(self.stream(prompt, **options))  # type: ignore[arg-type]
+
+    def stream(
+        self,
+        prompt: str = "",
+        *,
+        tokens: int = 200,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+    ) -> Iterator[str]:
+        """Yields the continuation of a text piece by piece, until the document ends.
+
+        Args:
+            prompt: The beginning of the text; empty for a new document.
+            tokens: The most tokens of the continuation.
+            temperature: What divides the logits; 0 for the most likely token.
+            top_p: Draw from the most likely tokens with this share of the distribution.
+            seed: The same seed draws the same text; None for another text each time.
+
+        Raises:
+            ArgumentError: An option lies outside its range.
+        """
+        if tokens < 1 or temperature < 0 or not 0 < top_p <= 1:
+            raise ArgumentError(
+                f"tokens={tokens}, temperature={temperature}, top_p={top_p}: tokens must be at least 1, temperature "
+                "not negative, and top_p between 0 and 1"
+            )
+        random = torch.Generator()
+        random.seed() if seed is None else random.manual_seed(seed)
+        ids = [BEGIN, *self.tokenizer.encode(prompt)] if prompt else [BEGIN]
+        return self._pieces(ids, tokens, temperature, top_p, random)
+
+    @torch.no_grad()
+    def _pieces(
+        self, ids: list[int], tokens: int, temperature: float, top_p: float, random: torch.Generator
+    ) -> Iterator[str]:
+        state = self.model.start()
+        told = self.tokenizer.decode(ids)
+        states = self.model.step(torch.tensor([ids]), state)
+        for _ in range(tokens):
+            token = draw(self.model.logits(states[0, -1]), temperature, top_p, random)
+            if token == END:
+                break
+            ids.append(token)
+            text = self.tokenizer.decode(ids)
+            if not text.endswith("\ufffd"):  # in the middle of a character
+                yield text[len(told) :]
+                told = text
+            states = self.model.step(torch.tensor([[token]]), state)
+
+
+def draw(logits: Tensor, temperature: float, top_p: float, random: torch.Generator) -> int:
+    """Returns a token drawn from logits (V,); special tokens but the end are left out.
+
+    Example:
+        >>> draw(torch.tensor([9.0, 9.0, 1.0, 9.0, 9.0, 2.0, 5.0]), 0.0, 1.0, torch.Generator())
+        6
+    """
+    logits = logits.detach().float().cpu().clone()
+    logits[list(NEVER)] = -torch.inf
+    if temperature == 0:
+        return int(logits.argmax())
+    shares, order = torch.softmax(logits / temperature, dim=-1).sort(descending=True)
+    kept = shares.cumsum(-1) - shares < top_p  # the first one always
+    shares = shares * kept
+    return int(order[torch.multinomial(shares / shares.sum(), 1, generator=random)])
+
+
+def load(directory: str | Path) -> Generator:
+    """Loads a language model with its tokenizer.
+
+    Args:
+        directory: A run as `reluformer train` writes it, or its `best/`.
+
+    Raises:
+        StorageError: The directory holds no language model, another model's tokenizer, or a damaged file.
+    """
+    run = RunDirectory(directory)
+    path = run.model
+    model = LanguageModel.load(path)
+    tokenizer = Tokenizer.load(path)
+    expected = storage.tokenizer_fingerprint(path)
+    if expected is not None and expected != tokenizer.fingerprint:
+        raise StorageError(f"{path}: the model was trained with another tokenizer; copy the whole directory")
+    return Generator(model, tokenizer)

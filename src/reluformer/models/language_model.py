@@ -1,0 +1,143 @@
+"""LanguageModel: a decoder alone, in which every token reads the tokens before it.
+
+The rule of attention and that of the feed-forward memory are chosen separately. Order comes from
+rotary positions, from a forget gate, or from the causal read alone. FoX and its Pro block, and the
+Transformer with rotary positions, are configurations of this class (`LanguageConfig.preset`).
+
+Shapes: B batch, T tokens, D width, V vocabulary, S packed sequences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from reluformer.errors import ArgumentError
+from reluformer.layers import AttentionOptions, Rotation, SlotCache, rotation
+from reluformer.memory import RowStats
+from reluformer.models.blocks import Block, Model, Output
+from reluformer.models.config import LanguageConfig
+
+
+class LanguageState:
+    """The state of step-by-step reading: the cached slots of each layer, and how many tokens there are."""
+
+    def __init__(self, layers: int) -> None:
+        self.caches = [SlotCache() for _ in range(layers)]
+        self.length = 0
+
+    def reorder(self, rows: Tensor) -> None:
+        """Keeps these rows of the batch, in this order."""
+        for cache in self.caches:
+            cache.reorder(rows)
+
+
+class LanguageModel(Model):
+    """A decoder-only model; see `LanguageConfig`.
+
+    Example:
+        >>> import torch
+        >>> from reluformer.models.config import LanguageConfig
+        >>> model = LanguageModel(LanguageConfig(vocab_size=50, width=16, heads=2, slots=32))
+        >>> tokens = torch.randint(50, (2, 5))
+        >>> model(tokens).logits.shape
+        torch.Size([2, 5, 50])
+        >>> state = model.start()
+        >>> model.step(tokens[:, :3], state).shape, state.length
+        (torch.Size([2, 3, 16]), 3)
+    """
+
+    schema = LanguageConfig
+    config: LanguageConfig
+
+    def __init__(self, config: LanguageConfig) -> None:
+        super().__init__(config)
+        options = AttentionOptions(
+            key_heads=config.key_heads,
+            window=None if config.window is None else (config.window - 1, 0),
+            forget=config.forget if config.positions == "forget" else None,
+            qk_norm=config.qk_norm,
+            output_gate=config.output_gate,
+            shift=config.shift,
+        )
+        self.embedding = nn.Embedding(config.vocab_size, config.width)
+        self.output_embedding = (
+            self.embedding if config.tied_embeddings else nn.Embedding(config.vocab_size, config.width)
+        )
+        self.dropout = nn.Dropout(config.dropout)
+        self.decoder = nn.ModuleList(Block(config, config.attention, options=options) for _ in range(config.layers))
+        self.decoder_norm = nn.LayerNorm(config.width) if config.norm == "pre" else nn.Identity()
+        for embedding in dict.fromkeys((self.embedding, self.output_embedding)):
+            nn.init.normal_(embedding.weight, std=config.width**-0.5)
+
+    def forward(self, tokens: Tensor, offsets: Tensor | None = None, stats: bool = False) -> Output:
+        """Returns the logits of the token after each position.
+
+        Args:
+            tokens: (B, T) token ids. Padding on the right needs no mask: no earlier position can see it.
+            offsets: (S + 1), where the sequences of a packed batch of one begin, from 0 to T.
+            stats: Whether to return the row statistics of each attention.
+
+        Raises:
+            ArgumentError: A shape or type does not fit, or a token id lies outside the vocabulary.
+        """
+        states, reads = self.states(tokens, offsets, stats)
+        return Output(self.logits(states), reads)
+
+    def states(
+        self, tokens: Tensor, offsets: Tensor | None = None, stats: bool = False
+    ) -> tuple[Tensor, dict[str, RowStats]]:
+        """Returns the states (B, T, D) that predict the next tokens, and row statistics; the arguments of `forward`."""
+        self._check_tokens("tokens", tokens)
+        x, reads = self._embed(tokens), {}
+        turn = self._rotation(0, tokens)
+        for i, block in enumerate(self.decoder):
+            x, row_stats = self._run(block, x, rotation=turn, offsets=offsets, stats=stats)
+            reads.update({f"decoder.{i}.attention": row for row in row_stats})
+        return self.decoder_norm(x), reads
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Returns the logits (..., V) of states (..., D)."""
+        return F.linear(states, self.output_embedding.weight)
+
+    def start(self) -> LanguageState:
+        """Starts to read step by step."""
+        return LanguageState(len(self.decoder))
+
+    def step(self, tokens: Tensor, state: LanguageState) -> Tensor:
+        """Appends tokens (B, T) to `state` and returns the states (B, T, D) of the new positions.
+
+        The result is equal to that of `states` on the whole prefix.
+
+        Raises:
+            ArgumentError: The state belongs to a model with other layers or heads, or to another batch.
+        """
+        self._check_tokens("tokens", tokens)
+        if len(state.caches) != len(self.decoder):
+            raise ArgumentError(
+                f"state has {len(state.caches)} layers and the model {len(self.decoder)}; it belongs to another model, "
+                "so begin a new one with start()"
+            )
+        x, turn = self._embed(tokens), self._rotation(state.length, tokens)
+        for block, cache in zip(self._blocks(), state.caches, strict=True):
+            x, _ = block(x, cache=cache, rotation=turn)
+        state.length += tokens.size(1)
+        states: Tensor = self.decoder_norm(x)
+        return states
+
+    def _blocks(self) -> Iterator[Block]:
+        for block in self.decoder:
+            assert isinstance(block, Block)
+            yield block
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        embedded: Tensor = self.dropout(self.embedding(tokens) * math.sqrt(self.config.width))
+        return embedded
+
+    def _rotation(self, first: int, tokens: Tensor) -> Rotation | None:
+        if self.config.positions != "rotary":
+            return None
+        return rotation(first, tokens.size(1), self.config.width // self.config.heads, tokens.device)

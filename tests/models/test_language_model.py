@@ -1,0 +1,111 @@
+"""LanguageModel: decoding, packing, presets, storage, and bad input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import reluformer as rf
+from reluformer.errors import ArgumentError, ConfigError, StorageError
+
+ARCHITECTURES = ("transformer", "fox", "reluformer", "transformer_pro", "fox_pro", "reluformer_pro")
+
+
+def small(architecture: str = "reluformer_pro", **changes: object) -> rf.LanguageModel:
+    torch.manual_seed(1)
+    changes = {"vocab_size": 40, "width": 32, "slots": 48, "key_heads": 2, **changes}
+    return rf.LanguageModel(rf.LanguageConfig.preset("tiny", architecture, **changes)).double().eval()
+
+
+def tokens(*shape: int) -> Tensor:
+    return torch.randint(40, shape, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("changes", [{}, {"window": 5}, {"positions": "none"}], ids=str)
+def test_decoding_equals_the_full_pass(architecture: str, changes: dict[str, object]) -> None:
+    model, text = small(architecture, **changes), tokens(2, 13)
+    whole, _ = model.states(text)
+    state, found = model.start(), []
+    for begin, end in ((0, 6), (6, 7), (7, 8), (8, 13)):
+        found.append(model.step(text[:, begin:end], state))
+    torch.testing.assert_close(torch.cat(found, dim=1), whole)
+    assert state.length == 13
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_packed_sequences_are_read_alone(architecture: str) -> None:
+    model, text = small(architecture), tokens(1, 13)
+    packed = model(text, offsets=torch.tensor([0, 4, 13])).logits
+    for begin, end in ((0, 4), (4, 13)):
+        torch.testing.assert_close(packed[:, begin:end], model(text[:, begin:end]).logits)
+
+
+@pytest.mark.parametrize("architecture", ["transformer", "reluformer_pro"])
+def test_no_token_sees_the_future(architecture: str) -> None:
+    model, text = small(architecture), tokens(1, 9)
+    torch.testing.assert_close(model(text[:, :5]).logits, model(text).logits[:, :5])
+
+
+def test_statistics_have_a_name_for_each_layer() -> None:
+    reads = small()(tokens(2, 9), stats=True).reads
+    assert list(reads) == ["decoder.0.attention", "decoder.1.attention"]
+    assert reads["decoder.0.attention"].zero_fraction.shape == (2, 4, 9)
+
+
+def test_presets_are_the_models_of_the_literature() -> None:
+    fox = rf.LanguageConfig.preset("small", "fox", vocab_size=100)
+    assert (fox.attention.name, fox.positions, fox.forget, fox.qk_norm) == ("softmax", "forget", "zero", False)
+    pro = rf.LanguageConfig.preset("small", "transformer_pro", vocab_size=100)
+    assert (pro.positions, pro.qk_norm, pro.output_gate, pro.shift) == ("rotary", True, True, True)
+
+
+def test_a_saved_model_is_the_same(tmp_path: Path) -> None:
+    model = small().float()
+    model.save(tmp_path)
+    loaded = rf.LanguageModel.load(tmp_path)
+    assert loaded.config == model.config
+    assert torch.equal(loaded.eval()(tokens(1, 6)).logits, model(tokens(1, 6)).logits)
+
+
+def test_models_of_another_kind_are_refused(tmp_path: Path) -> None:
+    small().float().save(tmp_path / "language")
+    with pytest.raises(StorageError, match="holds a model of the kind language_model, not encoder_decoder"):
+        rf.ReLUFormer.load(tmp_path / "language")
+    rf.ReLUFormer(rf.ModelConfig(vocab_size=40, width=32, slots=16)).save(tmp_path / "translation")
+    with pytest.raises(StorageError, match="holds a model of the kind encoder_decoder, not language_model"):
+        rf.LanguageModel.load(tmp_path / "translation")
+
+
+def test_a_state_of_another_model_is_refused() -> None:
+    model, other = small(), small(layers=1)
+    state = other.start()
+    with pytest.raises(ArgumentError, match="state has 1 layers and the model 2"):
+        model.step(tokens(1, 3), state)
+    state = model.start()
+    model.step(tokens(2, 3), state)
+    with pytest.raises(ArgumentError, match="another model or batch"):
+        model.step(tokens(1, 3), state)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"heads": 5}, "heads=5 does not divide width=256"),
+        ({"key_heads": 3}, "key_heads=3 does not divide heads=4"),
+        ({"width": 36, "heads": 4}, "rotary positions need an even head width"),
+        ({"window": 0}, "window"),
+        ({"learn_offset": True, "attention": "softmax"}, "learn_offset"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        rf.LanguageConfig(vocab_size=10, **changes)
+
+
+def test_token_ids_outside_the_vocabulary_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="tokens holds token id 40"):
+        small()(torch.tensor([[40]]))
