@@ -1,7 +1,8 @@
 """What version 0.1 computed and wrote, which later versions must compute and read.
 
 `golden/record.py` recorded the values, in float64. Losses agree within a relative 1e-9 on any machine;
-`golden/compare.py` compares two checkouts on one machine bit for bit.
+`golden/compare.py` compares two checkouts on one machine bit for bit. The old run resumes in float32, whose sums differ
+between processors.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ GOLDEN = Path(__file__).parent / "golden"
 OLD = GOLDEN / "v0.1"
 DOCUMENTS = GOLDEN / "documents.jsonl"
 RELATIVE = 1e-9
+RELATIVE_FLOAT32 = 1e-5
 CURVES = json.loads((GOLDEN / "curves.json").read_text(encoding="utf-8"))
 EXPECTED = json.loads((OLD / "expected.json").read_text(encoding="utf-8"))
 INTERFACE = json.loads((GOLDEN / "interface.json").read_text(encoding="utf-8"))
@@ -110,7 +112,7 @@ def test_a_run_resumes(tmp_path: Path) -> None:
     events = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     validations = [event for event in events if event["event"] == "valid"]
     assert [event["step"] for event in validations] == [100, 200, 300, 400, updates]
-    assert validations[-1]["loss"] == pytest.approx(EXPECTED["valid"], rel=RELATIVE)
+    assert validations[-1]["loss"] == pytest.approx(EXPECTED["valid"], rel=RELATIVE_FLOAT32)
     assert json.loads((run / "status.json").read_text(encoding="utf-8"))["status"] == "finished"
 
 
