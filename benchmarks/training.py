@@ -2,7 +2,7 @@
 
     python benchmarks/training.py                               # a table
     python benchmarks/training.py --out docs/results/training-speed.json
-    python benchmarks/training.py --run runs/captions-512 --lengths 512 2048    # real weights, real text
+    python benchmarks/training.py --run runs/captions-512 --lengths 512 2048 8192    # real weights, real text
 
 With `--run` our model has the sizes and weights of a trained run and reads the text of its corpus, so that the zeros
 are real; the peers have the same sizes and read the same tokens. Without it weights and tokens are random.
@@ -70,7 +70,7 @@ def with_sizes(architecture: str, sizes: dict[str, Any]) -> ReLUFormer:
     return ReLUFormer(ModelConfig.preset("tiny", architecture, **sizes))
 
 
-def marian(config: TrainingConfig, sizes: dict[str, Any]) -> Step:
+def marian(config: TrainingConfig, sizes: dict[str, Any], longest: int) -> Step:
     """The same sizes, loss, clipping and optimiser with Hugging Face's model."""
     from transformers import MarianConfig, MarianMTModel
 
@@ -87,7 +87,7 @@ def marian(config: TrainingConfig, sizes: dict[str, Any]) -> Step:
             decoder_ffn_dim=sizes["slots"],
             dropout=sizes["dropout"],
             activation_function="relu",
-            max_position_embeddings=4096,
+            max_position_embeddings=longest,
             scale_embedding=True,
             pad_token_id=0,
             decoder_start_token_id=1,
@@ -111,14 +111,14 @@ def marian(config: TrainingConfig, sizes: dict[str, Any]) -> Step:
     return step
 
 
-def contestants(run: Path | None) -> tuple[dict[str, Step], dict[str, Any], ReLUFormer | None]:
+def contestants(run: Path | None, longest: int) -> tuple[dict[str, Step], dict[str, Any], ReLUFormer | None]:
     """The models that take turns, their sizes, and the trained one if a run is given."""
     config = TrainingConfig(label_smoothing=0.1, clip=1.0, lr=1e-4, device="cpu")
     trained = None if run is None else load_run(run).model
     sizes = SIZES if trained is None else {name: getattr(trained.config, name) for name in SIZES}
     steps: dict[str, Step] = {}
     try:
-        steps[PEER] = marian(config, sizes)
+        steps[PEER] = marian(config, sizes, longest)
     except ImportError:
         print("transformers is not installed, so there is no peer; pip install transformers", file=sys.stderr)
     if trained is None:
@@ -217,7 +217,7 @@ def main() -> None:
     parser.add_argument("--run", type=Path, help="a trained run, whose weights and text are used")
     parser.add_argument("--prepared", type=Path, help="the prepared corpus of the run (default: RUN/data)")
     arguments = parser.parse_args()
-    steps, sizes, trained = contestants(arguments.run)
+    steps, sizes, trained = contestants(arguments.run, max(arguments.lengths))
     cells = []
     for length in arguments.lengths:
         torch.manual_seed(length)
