@@ -1,14 +1,7 @@
-"""The two memories of a Transformer, their place in the residual stream, and positions.
+"""Attention: a read of slots made from tokens, their own or those of another sequence.
 
-`FeedForward` reads learned slots, and `Attention` reads slots made from tokens; both take
-any rule. The parameters that a rule asks for live here: its output norm, a learned gamma,
-a learned sink, and the offset that a head may learn to add to its scores. Positions are
-sinusoids added to embeddings, rotations of queries and keys, or a forget gate. They are
-computed for the positions at hand, so a model has no maximum length.
-
-What language models have beside that is in `AttentionOptions`: grouped heads, a window, a
-forget gate (Lin et al., 2025), norms of queries and keys, keys and values shifted by a token,
-and an output gate.
+What language models have beside a rule is in `AttentionOptions`: grouped heads, a window, a forget gate
+(Lin et al., 2025), norms of queries and keys, keys and values shifted by a token, and an output gate.
 
 Shapes: B batch, T tokens, H heads, Hk heads of keys, D width, d = D / H.
 """
@@ -16,7 +9,6 @@ Shapes: B batch, T tokens, H heads, Hk heads of keys, D width, d = D / H.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -24,139 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from reluformer import kernels, memory
+from reluformer import memory
 from reluformer.errors import ArgumentError
 from reluformer.kernels import Window
+from reluformer.layers.norms import output_norm
+from reluformer.layers.positions import Rotation, rotate
 from reluformer.memory import RowStats
-from reluformer.rules import OutputNorm, Pointwise, Rule
-
-SublayerOutput = tuple[Tensor, RowStats | None]
-
-
-class GatedRMSNorm(nn.Module):
-    """g * x / RMS(x) * sigmoid(w * x), the norm of rectified linear attention."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.gain = nn.Parameter(torch.ones(width))
-        self.gate = nn.Parameter(torch.zeros(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.gain * F.rms_norm(x, x.shape[-1:], eps=1e-6) * torch.sigmoid(self.gate * x)
-
-
-class LearnedScale(nn.Module):
-    """exp(g) * x with one learned number g, started at 0: the least that can be done about a small read."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.log_scale = nn.Parameter(torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.log_scale.exp()
-
-
-_OUTPUT_NORMS: dict[OutputNorm | None, Callable[[int], nn.Module]] = {
-    None: lambda width: nn.Identity(),
-    "layer_norm": nn.LayerNorm,
-    "gated_rms_norm": GatedRMSNorm,
-    "learned_scale": LearnedScale,
-}
-
-
-class FeedForward(nn.Module):
-    """A read of learned slots: rule(x K^T + b) V + c.
-
-    `memory.read` with scale 1 and the key bias is the specification. Training goes through it where the compiled kernel
-    is faster, as it touches only slots that fired; everything else is two dense products.
-
-    Args:
-        width: width of the tokens, D.
-        slots: number of learned slots.
-        rule: how scores become weights.
-        bias: whether keys and values have a bias; by default those of pointwise rules have.
-        value_std: standard deviation of the initial values; see `default_value_std`.
-
-    Example:
-        >>> from reluformer import rules
-        >>> out, stats = FeedForward(8, 32, rules.get("relu"))(torch.zeros(2, 5, 8))
-        >>> out.shape
-        torch.Size([2, 5, 8])
-    """
-
-    def __init__(
-        self, width: int, slots: int, rule: Rule, bias: bool | None = None, value_std: float | None = None
-    ) -> None:
-        super().__init__()
-        self.rule = rule
-        self.slots = slots
-        pointwise = isinstance(rule, Pointwise)
-        bias = pointwise if bias is None else bias
-        self.keys = nn.Linear(width, slots, bias=bias)
-        self.values = nn.Linear(slots, width, bias=bias)
-        self.norm = _OUTPUT_NORMS[rule.output_norm](width)
-        self.value_std = self.default_value_std(rule, slots) if value_std is None else value_std
-        self._rows: tuple[tuple[int, int], Tensor] | None = None
-        self.reset_parameters()
-
-    @staticmethod
-    def default_value_std(rule: Rule, slots: int) -> float:
-        """Return the deviation that gives pointwise rules a read of variance one, and others the plain FFN's values."""
-        return 1 / math.sqrt(rule.read_variance(slots)) if isinstance(rule, Pointwise) else math.sqrt(2 / slots)
-
-    def reset_parameters(self) -> None:
-        nn.init.normal_(self.keys.weight, std=self.keys.in_features**-0.5)
-        nn.init.normal_(self.values.weight, std=self.value_std)
-        for linear in (self.keys, self.values):
-            if linear.bias is not None:
-                nn.init.zeros_(linear.bias)
-
-    def weights(self, x: Tensor) -> Tensor:
-        """Return the weight of each slot for x (..., T, D), as (..., T, slots); for telemetry and tests."""
-        n = torch.full((), float(self.slots), dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
-        return self.rule.weights(self.keys(x), n, None)
-
-    def forward(self, x: Tensor) -> SublayerOutput:
-        """Read the slots for each of x (..., T, D); there are no row statistics."""
-        if self._learns_sparsely(x):
-            return self.norm(self._sparse_read(x)), None
-        matrix = self.values.weight
-        needs_gradient = self.training or (torch.is_grad_enabled() and matrix.requires_grad)
-        rows = None if needs_gradient or matrix.is_inference() else self._value_rows
-        read = memory.read_learned(self.keys(x), matrix, self.rule, bias=self.values.bias, value_rows=rows)
-        return self.norm(read), None
-
-    def _learns_sparsely(self, x: Tensor) -> bool:
-        """Return whether the kernel reads x: in training, and if nobody has replaced or watches the two matrices."""
-        if not (self.training and torch.is_grad_enabled() and self.keys.weight.requires_grad):
-            return False
-        for matrix in (self.keys, self.values):
-            if type(matrix) is not nn.Linear or matrix._forward_hooks or matrix._forward_pre_hooks:
-                return False
-        if not self.keys.weight.dtype == self.values.weight.dtype == x.dtype:
-            return False
-        return kernels.learning_pays(x, self.slots, self.rule)
-
-    def _sparse_read(self, x: Tensor) -> Tensor:
-        """Read x (..., D) as one long sequence of a single head."""
-        q, k, v = (tensor[None, None] for tensor in (x.flatten(0, -2), self.keys.weight, self.values.weight.t()))
-        read = memory.read(q, k, v, self.rule, bias=self.keys.bias, scale=1.0, impl="cpu").view(x.shape)
-        return read if self.values.bias is None else read + self.values.bias
-
-    def _value_rows(self) -> Tensor:
-        """Return the values as rows: a transposed copy of the matrix, kept until the matrix changes.
-
-        A write through `.data` goes unseen; `eval()` after it makes the copy anew.
-        """
-        matrix = self.values.weight.detach()
-        state = (matrix.data_ptr(), matrix._version)
-        if self._rows is None or self._rows[0] != state:
-            self._rows = (state, matrix.t().contiguous())
-        return self._rows[1]
-
-    def train(self, mode: bool = True) -> FeedForward:
-        self._rows = None
-        return super().train(mode)
+from reluformer.rules import Rule
 
 
 class TokenSlots(NamedTuple):
@@ -262,7 +128,7 @@ class TokenRead(nn.Module):
         """The offset as a bias of scores, (1, H, 1, 1)."""
         return None if self.offset is None else self.offset[None, :, None, None]
 
-    def forward(self, q: Tensor, slots: TokenSlots, stats: bool = False) -> SublayerOutput:
+    def forward(self, q: Tensor, slots: TokenSlots, stats: bool = False) -> tuple[Tensor, RowStats | None]:
         options: dict[str, Any] = {
             "causal": self.causal,
             "key_mask": slots.mask,
@@ -349,7 +215,7 @@ class Attention(nn.Module):
         takes_sink = getattr(rule, "learn_sink", False)
         offset, sink = (nn.Parameter(torch.zeros(heads)) if takes else None for takes in (takes_offset, takes_sink))
         self.read = TokenRead(rule, causal, offset, sink, options.window)
-        self.norm = _OUTPUT_NORMS[rule.output_norm](width)
+        self.norm = output_norm(rule, width)
         self.output = nn.Linear(width, width)
         self.log_gamma = nn.Parameter(torch.zeros(heads)) if getattr(rule, "learn_gamma", False) else None
         self.query_norm, self.key_norm = (nn.RMSNorm(own, eps=1e-6) if options.qk_norm else None for _ in range(2))
@@ -463,7 +329,7 @@ class Attention(nn.Module):
         rotation: Rotation | None = None,
         offsets: Tensor | None = None,
         stats: bool = False,
-    ) -> SublayerOutput:
+    ) -> tuple[Tensor, RowStats | None]:
         """Read `slots` for each of x (B, T, D); without them, the slots of x itself.
 
         For its own slots, `mask` (B, T) says which are visible, `offsets` where packed
@@ -500,56 +366,3 @@ class Attention(nn.Module):
         """Return x (B, T, Hx d) as (B, Hx, T, d): a part of the width for each head."""
         own = self.query.out_features // self.heads
         return x.view(*x.shape[:2], x.size(-1) // own, own).transpose(1, 2)
-
-
-class Sublayer(nn.Module):
-    """A memory in the residual stream: x + f(norm(x)), or norm(x + f(x))."""
-
-    def __init__(self, width: int, layer: FeedForward | Attention, pre_norm: bool, dropout: float) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.layer = layer
-        self.dropout = nn.Dropout(dropout)
-        self.pre_norm = pre_norm
-
-    def forward(self, x: Tensor, **options: Any) -> SublayerOutput:
-        """Add what the layer reads to x (B, T, D); `options` go to the layer."""
-        out, stats = self.layer(self.norm(x) if self.pre_norm else x, **options)
-        x = x + self.dropout(out)
-        return (x if self.pre_norm else self.norm(x)), stats
-
-
-# ------------------------------------------------------------------ positions
-
-
-class Rotation(NamedTuple):
-    """Cosine and sine of each position's angles, (T, d/2) each."""
-
-    cos: Tensor
-    sin: Tensor
-
-
-def _angles(first: int, length: int, width: int, device: torch.device) -> Tensor:
-    """Return position / 10000^(2i / width), (length, ceil(width / 2))."""
-    position = torch.arange(first, first + length, device=device, dtype=torch.float32)
-    exponent = torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
-    return position[:, None] * torch.exp(-math.log(10_000.0) * exponent)
-
-
-def sinusoids(first: int, length: int, width: int, device: torch.device) -> Tensor:
-    """Return (length, width): sines in the even columns, cosines in the odd ones."""
-    angles = _angles(first, length, width, device)
-    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :width]
-
-
-def rotation(first: int, length: int, width: int, device: torch.device) -> Rotation:
-    """Return the rotation of `length` positions from `first` on, for heads of even `width`."""
-    angles = _angles(first, length, width, device)
-    return Rotation(angles.cos(), angles.sin())
-
-
-def rotate(x: Tensor, by: Rotation) -> Tensor:
-    """Rotate each pair of the first and second half of the last dimension; x: (B, H, T, d)."""
-    cos, sin = by.cos.to(x.dtype), by.sin.to(x.dtype)
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
