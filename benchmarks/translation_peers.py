@@ -119,8 +119,8 @@ def _linear(spec: Any, *layers: Any) -> None:
 def generate_of(model: ReLUFormer, config: DecodingConfig) -> System:
     """`generate` of transformers with our model."""
     from reluformer import hub
-    from reluformer.integrations.transformers.generation import search_settings
     from reluformer.integrations.transformers.modeling import ReLUFormerConfig
+    from reluformer.integrations.transformers.pipeline import search_settings
 
     wrapped = hub.ReLUFormerForConditionalGeneration(ReLUFormerConfig.from_model_config(model.config))
     wrapped.model.load_state_dict(model.state_dict())

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from reluformer.integrations import onnx as onnx
     from reluformer.integrations.transformers.attention import PREFIX as PREFIX
     from reluformer.integrations.transformers.attention import attention_function as attention_function
-    from reluformer.integrations.transformers.generation import OutlineProcessor as OutlineProcessor
-    from reluformer.integrations.transformers.generation import TranslationPipeline as TranslationPipeline
-    from reluformer.integrations.transformers.generation import search_settings as search_settings
-    from reluformer.integrations.transformers.generation import translator as translator
     from reluformer.integrations.transformers.modeling import ReLUFormerConfig as ReLUFormerConfig
     from reluformer.integrations.transformers.modeling import (
         ReLUFormerForConditionalGeneration as ReLUFormerForConditionalGeneration,
     )
+    from reluformer.integrations.transformers.pipeline import OutlineProcessor as OutlineProcessor
+    from reluformer.integrations.transformers.pipeline import TranslationPipeline as TranslationPipeline
+    from reluformer.integrations.transformers.pipeline import search_settings as search_settings
+    from reluformer.integrations.transformers.pipeline import translator as translator
     from reluformer.integrations.transformers.registration import register as register
     from reluformer.integrations.transformers.relufy.conversion import RelufyReport as RelufyReport
     from reluformer.integrations.transformers.relufy.conversion import load_relufied as load_relufied
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "attention": ("PREFIX", "attention_function"),
-    "generation": ("OutlineProcessor", "TranslationPipeline", "search_settings", "translator"),
+    "pipeline": ("OutlineProcessor", "TranslationPipeline", "search_settings", "translator"),
     "modeling": ("ReLUFormerConfig", "ReLUFormerForConditionalGeneration"),
     "registration": ("register",),
     "relufy.conversion": ("RelufyReport", "load_relufied", "relufy", "save_relufied", "save_relufied_run"),

@@ -20,8 +20,8 @@ from reluformer.config import load_yaml
 from reluformer.errors import ArgumentError, ConfigError, DataError, StorageError
 from reluformer.language.corpus import LanguageCorpus, documents, prepare
 from reluformer.language.generation import draw
-from reluformer.language.measures import evaluate, needle
 from reluformer.language.recipe import LanguageDataConfig, LanguageRecipe, TextSource
+from reluformer.language.scoring import evaluate, needle
 from reluformer.language.task import LanguageBatches, batch_of
 from reluformer.training.progress import SilentProgress
 from reluformer.translation.tokenizer import BEGIN, END

@@ -17,7 +17,7 @@ from reluformer.errors import StorageError
 from reluformer.training.progress import activity
 
 if TYPE_CHECKING:
-    from reluformer.language.measures import LanguageScores
+    from reluformer.language.scoring import LanguageScores
 
 
 def generate(
@@ -69,8 +69,8 @@ def evaluate_language(run: Path, split: str, limit: int | None, out: Path | None
     from reluformer import language
     from reluformer.errors import DataError
     from reluformer.language.corpus import LanguageCorpus
-    from reluformer.language.measures import evaluate
     from reluformer.language.recipe import LanguageRecipe
+    from reluformer.language.scoring import evaluate
 
     recipe = open_run(run).recipe(LanguageRecipe)
     model, corpus = language.load(run).model, LanguageCorpus(_prepared(run))

@@ -3,7 +3,7 @@
 recipe       the recipe with `task: language`
 corpus       documents, their tokens on disk, and rows of a fixed length
 task         the task that the trainer runs, and `train`
-measures     perplexity, loss by position, and a needle in a text
+scoring      perplexity, loss by position, and a needle in a text
 generation   continuing a text token by token
 
 The tokenizer and the embedded corpus are those of `reluformer.translation`.

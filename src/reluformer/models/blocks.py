@@ -24,8 +24,8 @@ class Output(NamedTuple):
     reads: dict[str, RowStats]
 
 
-class Model(nn.Module):
-    """What models have in common: a configuration, their place on disk, and checks of token ids."""
+class TokenModel(nn.Module):
+    """What models of tokens have in common: a configuration, their place on disk, and checks of token ids."""
 
     schema: ClassVar[type[ModelConfig] | type[LanguageConfig]]
     """The class of the configuration."""

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from reluformer.errors import ArgumentError
 from reluformer.layers import Rotation, SlotCache, TokenSlots, rotation, sinusoids
 from reluformer.memory import RowStats
-from reluformer.models.blocks import Block, Model
+from reluformer.models.blocks import Block, TokenModel
 from reluformer.models.blocks import Output as Output
 from reluformer.models.config import ModelConfig
 
@@ -50,7 +50,7 @@ class DecoderState:
             cache.reorder(rows)
 
 
-class ReLUFormer(Model):
+class ReLUFormer(TokenModel):
     """An encoder-decoder with a rule for each kind of memory; see `ModelConfig`.
 
     Example:

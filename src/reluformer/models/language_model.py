@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from reluformer.errors import ArgumentError
 from reluformer.layers import AttentionOptions, Rotation, SlotCache, rotation
 from reluformer.memory import RowStats
-from reluformer.models.blocks import Block, Model, Output
+from reluformer.models.blocks import Block, Output, TokenModel
 from reluformer.models.config import LanguageConfig
 
 
@@ -35,7 +35,7 @@ class LanguageState:
             cache.reorder(rows)
 
 
-class LanguageModel(Model):
+class LanguageModel(TokenModel):
     """A decoder-only model; see `LanguageConfig`.
 
     Example:

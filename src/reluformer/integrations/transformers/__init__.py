@@ -3,7 +3,7 @@
 attention     a rule as `attn_implementation`, with the attention masks of transformers
 modeling      the configuration and the model
 tokenization  the tokenizer
-generation    `generate` with our search settings, the translation pipeline
+pipeline      the translation pipeline, and `generate` with our search settings
 registration  `register()`, which makes all of this known to transformers
 run_export    a run as a directory of transformers, and back
 relufy        converts a pretrained softmax model into a ReLU one

@@ -23,8 +23,8 @@ from transformers.pipelines import PIPELINE_REGISTRY
 from reluformer import rules
 from reluformer.errors import ArgumentError
 from reluformer.integrations.transformers.attention import PREFIX, attention_function, check_rule, mask_function
-from reluformer.integrations.transformers.generation import TASK, TranslationPipeline
 from reluformer.integrations.transformers.modeling import ReLUFormerConfig, ReLUFormerForConditionalGeneration
+from reluformer.integrations.transformers.pipeline import TASK, TranslationPipeline
 from reluformer.integrations.transformers.tokenization import ReLUFormerTokenizer
 
 _GUARDED = "_reluformer_guarded"
