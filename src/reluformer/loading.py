@@ -17,6 +17,8 @@ from reluformer.config import read_yaml
 from reluformer.errors import ArgumentError, ConfigError, nearest
 from reluformer.language.recipe import LanguageRecipe
 from reluformer.models import CONFIG, WEIGHTS, storage
+from reluformer.training.config import TrainingRecipe
+from reluformer.training.corpus_task import TrainingOptions
 from reluformer.training.fit import TrainingResult
 from reluformer.training.progress import TrainingProgress
 from reluformer.training.run import RunDirectory, find_run
@@ -69,20 +71,13 @@ def train(
         >>> result = rf.train("configs/demo.yaml", "runs/demo")  # doctest: +SKIP
         >>> rf.load("runs/demo").translate(["A document."])  # doctest: +SKIP
     """
-    options: dict[str, Any] = {
-        "init_from": init_from,
-        "resume": resume,
-        "progress": progress,
-        "evaluate": evaluate,
-        "prepared": prepared,
-    }
-    if isinstance(recipe, Recipe):
-        return translation.train(recipe, directory, **options)
-    if isinstance(recipe, LanguageRecipe):
-        return language.train(recipe, directory, **options)
-    if recipe_class(recipe) is LanguageRecipe:
-        return language.train(recipe, directory, **options)
-    return translation.train(recipe, directory, **options)
+    schema = type(recipe) if isinstance(recipe, TrainingRecipe) else recipe_class(recipe)
+    run: Any = language.train if issubclass(schema, LanguageRecipe) else translation.train
+    options = TrainingOptions(
+        init_from=init_from, resume=resume, progress=progress, evaluate=evaluate, prepared=prepared
+    )
+    result: TrainingResult = run(recipe, directory, **options)
+    return result
 
 
 def recipe_class(recipe: Mapping[str, Any] | str | Path) -> type[Recipe] | type[LanguageRecipe]:

@@ -12,12 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from reluformer import rules
 from reluformer.config import Config, parse_list, possible_path
-from reluformer.errors import ReluformerError
-from reluformer.models.config import LanguageArchitecture, LanguageConfig, LanguagePreset
+from reluformer.models.config import LanguageArchitecture, LanguageConfig, LanguagePreset, ModelSection
 from reluformer.training.config import TrainingConfig, TrainingRecipe
 from reluformer.translation.recipe import EmbeddedOptions, TokenizerConfig
 
@@ -104,35 +102,15 @@ class LanguageDataConfig(Config):
         )
 
 
-class LanguageModelRecipe(Config):
+class LanguageModelRecipe(ModelSection):
     """A named size and architecture; every key of `LanguageConfig` but `vocab_size` may be changed beside them."""
 
-    model_config = ConfigDict(extra="allow")
+    kind = LanguageConfig
 
     size: LanguagePreset = "small"
     """Widths and depths to start from."""
     architecture: LanguageArchitecture = "reluformer"
     """Rule, positions and Pro parts to start from."""
-
-    @model_validator(mode="after")
-    def _is_a_model(self) -> Self:
-        changes = self.__pydantic_extra__ or {}
-        if "vocab_size" in changes:
-            raise ValueError("vocab_size comes from the tokenizer; set data.tokenizer.vocab_size")
-        try:
-            model = self.with_vocabulary(2**31 - 1)
-            for rule in model.rules():
-                rules.spec(rule)
-            valid = model.model_dump(mode="json")
-        except ReluformerError as error:
-            raise ValueError(str(error)) from None
-        changes.update({name: valid[name] for name in changes})
-        return self
-
-    def with_vocabulary(self, size: int) -> LanguageConfig:
-        """Returns the configuration of a model with a vocabulary of `size` entries."""
-        changes: dict[str, Any] = self.__pydantic_extra__ or {}
-        return LanguageConfig.preset(self.size, self.architecture, vocab_size=size, **changes)
 
 
 class LanguageTrainingConfig(TrainingConfig):
@@ -179,7 +157,8 @@ class LanguageRecipe(TrainingRecipe):
 
     def model_config_for(self, vocab_size: int) -> LanguageConfig:
         """Returns the configuration of this recipe's model for a vocabulary."""
-        return self.model.with_vocabulary(vocab_size)
+        config: LanguageConfig = self.model.with_vocabulary(vocab_size)
+        return config
 
     def resolved(self) -> dict[str, Any]:
         """Returns the recipe as plain data, its model with all sizes and rules."""

@@ -11,68 +11,31 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from reluformer.config import load_yaml
-from reluformer.errors import ArgumentError, ConfigError, StorageError
 from reluformer.language.corpus import LanguageCorpus, Tokens, describe, prepare
 from reluformer.language.recipe import LanguageRecipe
-from reluformer.models import storage
 from reluformer.models.language_model import LanguageModel
-from reluformer.training.fit import TrainingResult, fit
+from reluformer.training.corpus_task import CorpusTask, TrainingOptions, fit_recipe
+from reluformer.training.fit import TrainingResult
 from reluformer.training.objective import LossSums, Objective
-from reluformer.training.progress import TrainingProgress
-from reluformer.training.run import RunDirectory
-from reluformer.training.task import Evaluate
-from reluformer.translation.tokenizer import BEGIN, Tokenizer
+from reluformer.translation.tokenizer import BEGIN
 
 
 def train(
     recipe: LanguageRecipe | Mapping[str, Any] | str | Path,
     directory: str | Path | None = None,
-    *,
-    init_from: str | Path | None = None,
-    resume: bool = True,
-    progress: TrainingProgress | None = None,
-    evaluate: Evaluate | None = None,
-    prepared: str | Path | None = None,
+    **options: Unpack[TrainingOptions],
 ) -> TrainingResult:
     """Trains the language model of a recipe, or resumes the training found in `directory`.
 
-    Args:
-        recipe: A recipe, its sections as a mapping, or the path of a YAML file.
-        directory: The run directory. Default: runs/NAME, where NAME is that of the YAML file, or runs/model.
-        init_from: The directory of a saved model to start from; it must have the same tokenizer.
-        resume: Whether to resume a run found in `directory`; otherwise it is deleted.
-        progress: The receiver of progress reports. Default: a live bar or lines on stderr.
-        evaluate: Computes more scores of the model at each validation.
-        prepared: Where the prepared corpus is, or is written to. Default: `directory`/data.
-
-    Returns:
-        How the training ended.
-
-    Raises:
-        ConfigError: The recipe is not valid, or does not fit the run in `directory` or the model of `init_from`.
-        DataError: The corpus cannot be read.
-        DivergedError: The loss or the gradient is not finite.
-        StorageError: The directory holds something else, or a file cannot be read or written.
+    Arguments, result and errors are those of `reluformer.train`.
     """
-    name = "model"
-    if isinstance(recipe, str | Path):
-        name = Path(recipe).stem
-        recipe = load_yaml(LanguageRecipe, recipe)
-    elif not isinstance(recipe, LanguageRecipe):
-        recipe = LanguageRecipe.parse(recipe, where="recipe")
-    run = Path("runs") / name if directory is None else Path(directory)
-    data = run / "data" if prepared is None else Path(prepared)
-    if data.resolve() == run.resolve():
-        raise ArgumentError(f"--prepared {data}: is the directory of the run; leave it out, or name another")
-    task = LanguageTask(recipe.replace(data=recipe.data.resolved()), data, evaluate)
-    return fit(task, run, init_from=init_from, resume=resume, progress=progress)
+    return fit_recipe(recipe, LanguageRecipe, LanguageTask, directory, **options)
 
 
 @dataclass(frozen=True)
@@ -171,14 +134,10 @@ class LanguageValidation:
             yield batch_of(rows[self._rank :: self._world], self._packed)
 
 
-class LanguageTask:
+class LanguageTask(CorpusTask):
     """A decoder-only model and a corpus of text; implements `training.task.Task`."""
 
-    def __init__(self, recipe: LanguageRecipe, data: Path, evaluate: Evaluate | None = None) -> None:
-        """`data` is the directory of the prepared corpus; `evaluate` gives scores beside the loss."""
-        self.recipe = recipe
-        self.data = data
-        self.evaluate = evaluate
+    recipe: LanguageRecipe
 
     @cached_property
     def corpus(self) -> LanguageCorpus:
@@ -216,27 +175,6 @@ class LanguageTask:
         """Returns the loss of the recipe."""
         config = self.recipe.training
         return LanguageObjective(model, config.label_smoothing, config.regularizer)
-
-    def load_initial(self, directory: Path) -> LanguageModel:
-        """Returns a saved model of the same sizes and with the same tokenizer."""
-        if Tokenizer.load(RunDirectory(directory).tokenizer).fingerprint != self.corpus.tokenizer.fingerprint:
-            raise ConfigError(
-                f"--init-from {directory}: that model has another tokenizer than this corpus was prepared with; "
-                f"set data.tokenizer.path: {directory}"
-            )
-        model = self.build_model()
-        try:
-            storage.load_weights(directory, model)
-        except StorageError as error:
-            raise ConfigError(f"--init-from: {error}; give the section 'model' the sizes of that model") from None
-        return model
-
-    def save_model(self, directory: Path, weights: Mapping[str, Tensor]) -> None:
-        """Writes the tokenizer, the weights and the configuration of the model."""
-        tokenizer = self.corpus.tokenizer
-        tokenizer.save(directory)
-        config = self.recipe.model_config_for(tokenizer.vocab_size)
-        storage.save(directory, config, weights, tokenizer.fingerprint)
 
 
 class LanguageObjective(Objective):

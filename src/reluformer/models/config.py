@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 from reluformer import rules
 from reluformer.config import Config
@@ -302,3 +302,39 @@ def _entry(table: Mapping[str, dict[str, Any]], name: str, what: str) -> dict[st
     if name not in table:
         raise UnknownNameError(f"unknown {what} '{name}'; {nearest(name, table)}")
     return table[name]
+
+
+class ModelSection(Config):
+    """The section `model` of a recipe: a named size and architecture, and any key of `kind` that differs from them."""
+
+    model_config = ConfigDict(extra="allow")
+    kind: ClassVar[type[ModelConfig] | type[LanguageConfig]]
+    """The class of the configuration."""
+    retired: ClassVar[tuple[str, ...]] = ()
+    """Keys of former versions, which are left out."""
+
+    if TYPE_CHECKING:  # each recipe declares the two keys with the names that it knows
+        size: Any
+        architecture: Any
+
+    @model_validator(mode="after")
+    def _is_a_model(self) -> Self:
+        changes = self.__pydantic_extra__ or {}
+        for key in self.retired:
+            changes.pop(key, None)
+        if "vocab_size" in changes:
+            raise ValueError("vocab_size comes from the tokenizer; set data.tokenizer.vocab_size")
+        try:
+            model = self.with_vocabulary(2**31 - 1)
+            for rule in model.rules():
+                rules.spec(rule)
+            valid = model.model_dump(mode="json")
+        except ReluformerError as error:
+            raise ValueError(str(error)) from None
+        changes.update({name: valid[name] for name in changes})  # as plain data, rule objects too
+        return self
+
+    def with_vocabulary(self, size: int) -> Any:
+        """Returns the configuration of a model with a vocabulary of `size` entries, of the class `kind`."""
+        changes: dict[str, Any] = self.__pydantic_extra__ or {}
+        return self.kind.preset(self.size, self.architecture, vocab_size=size, **changes)

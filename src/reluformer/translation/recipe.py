@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from reluformer import rules
 from reluformer.config import Config, parse_list, possible_path
-from reluformer.errors import ConfigError, ReluformerError, StorageError
-from reluformer.models.config import Architecture, ModelConfig, Preset
+from reluformer.errors import ConfigError, StorageError
+from reluformer.models.config import Architecture, ModelConfig, ModelSection, Preset
 from reluformer.training.config import TrainingConfig, TrainingRecipe
 from reluformer.training.run import RunDirectory
 
@@ -372,36 +371,16 @@ class DecodingConfig(Config):
         return self
 
 
-class ModelRecipe(Config):
+class ModelRecipe(ModelSection):
     """A named size and architecture, and any key of `ModelConfig` that should differ from them."""
 
-    model_config = ConfigDict(extra="allow")
+    kind = ModelConfig
+    retired = ("pad_id",)  # had no effect in version 0.1
 
     size: Preset = "tiny"
     """Widths and depths to start from."""
     architecture: Architecture = "reluformer"
     """`relu` or `softmax` in all attention."""
-
-    @model_validator(mode="after")
-    def _is_a_model(self) -> Self:
-        changes = self.__pydantic_extra__ or {}
-        changes.pop("pad_id", None)  # had no effect in version 0.1 and is gone
-        if "vocab_size" in changes:
-            raise ValueError("vocab_size comes from the tokenizer; set data.tokenizer.vocab_size")
-        try:
-            model = self.with_vocabulary(2**31 - 1)
-            for rule in model.rules():
-                rules.spec(rule)
-            valid = model.model_dump(mode="json")
-        except ReluformerError as error:
-            raise ValueError(str(error)) from None
-        changes.update({name: valid[name] for name in changes})  # as plain data, rule objects too
-        return self
-
-    def with_vocabulary(self, size: int) -> ModelConfig:
-        """Returns the configuration of a model with a vocabulary of `size` entries."""
-        changes: dict[str, Any] = self.__pydantic_extra__ or {}
-        return ModelConfig.preset(self.size, self.architecture, vocab_size=size, **changes)
 
 
 class Recipe(TrainingRecipe):
@@ -432,7 +411,8 @@ class Recipe(TrainingRecipe):
 
     def model_config_for(self, vocab_size: int) -> ModelConfig:
         """Returns the configuration of this recipe's model for a vocabulary."""
-        return self.model.with_vocabulary(vocab_size)
+        config: ModelConfig = self.model.with_vocabulary(vocab_size)
+        return config
 
     def resolved(self) -> dict[str, Any]:
         """Returns the recipe as plain data, its model with all sizes and rules."""

@@ -12,90 +12,42 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from reluformer.config import load_yaml
-from reluformer.errors import ArgumentError, ConfigError, StorageError
-from reluformer.models import storage
 from reluformer.models.encoder_decoder import ReLUFormer
 from reluformer.training.config import TrainingConfig
-from reluformer.training.fit import TrainingResult, fit
+from reluformer.training.corpus_task import CorpusTask, TrainingOptions, fit_recipe
+from reluformer.training.fit import TrainingResult
 from reluformer.training.objective import LossSums, Objective
-from reluformer.training.progress import TrainingProgress
-from reluformer.training.run import RunDirectory
 from reluformer.training.task import Evaluate
 from reluformer.translation.batches import Batch, BatchPlan, SourceWeights, collate, sorted_batches
 from reluformer.translation.corpus import PreparedCorpus, prepare
 from reluformer.translation.joins import RandomJoins, Segments
 from reluformer.translation.recipe import Recipe
 from reluformer.translation.scoring import score
-from reluformer.translation.tokenizer import BEGIN, PAD, Tokenizer
+from reluformer.translation.tokenizer import BEGIN, PAD
 from reluformer.translation.translator import Translator
 
 
 def train(
     recipe: Recipe | Mapping[str, Any] | str | Path,
     directory: str | Path | None = None,
-    *,
-    init_from: str | Path | None = None,
-    resume: bool = True,
-    progress: TrainingProgress | None = None,
-    evaluate: Evaluate | None = None,
-    prepared: str | Path | None = None,
+    **options: Unpack[TrainingOptions],
 ) -> TrainingResult:
     """Trains the translation model of a recipe, or resumes the training found in `directory`.
 
-    With `training.validate_bleu` each validation also translates and scores documents. Ctrl-C ends the current
-    update, saves a checkpoint, and returns a result with status "interrupted".
-
-    Args:
-        recipe: A recipe, its sections as a mapping, or the path of a YAML file.
-        directory: The run directory. Default: runs/NAME, where NAME is that of the YAML file, or runs/model.
-        init_from: The directory of a saved model to start from; it must have the same tokenizer.
-        resume: Whether to resume a run found in `directory`; otherwise it is deleted.
-        progress: The receiver of progress reports. Default: a live bar or lines on stderr.
-        evaluate: Computes more scores of the model at each validation.
-        prepared: Where the prepared corpus is, or is written to. Default: `directory`/data.
-
-    Returns:
-        How the training ended: status, steps, best validation loss, speed.
-
-    Raises:
-        ConfigError: The recipe is not valid, or does not fit the run in `directory` or the model of `init_from`.
-        DataError: The corpus cannot be read.
-        DivergedError: The loss or the gradient is not finite.
-        StorageError: The directory holds something else, or a file cannot be read or written.
-
-    Example:
-        >>> import reluformer as rf
-        >>> result = rf.train("configs/demo.yaml", "runs/demo")  # doctest: +SKIP
-        >>> rf.load("runs/demo").translate(["A document."])  # doctest: +SKIP
+    Arguments, result and errors are those of `reluformer.train`.
     """
-    name = "model"
-    if isinstance(recipe, str | Path):
-        name = Path(recipe).stem
-        recipe = load_yaml(Recipe, recipe)
-    elif not isinstance(recipe, Recipe):
-        recipe = Recipe.parse(recipe, where="recipe")
-    run = Path("runs") / name if directory is None else Path(directory)
-    data = run / "data" if prepared is None else Path(prepared)
-    if data.resolve() == run.resolve():
-        raise ArgumentError(f"--prepared {data}: is the directory of the run; leave it out, or name another")
-    task = TranslationTask(recipe.replace(data=recipe.data.resolved()), data, evaluate)
-    return fit(task, run, init_from=init_from, resume=resume, progress=progress)
+    return fit_recipe(recipe, Recipe, TranslationTask, directory, **options)
 
 
-class TranslationTask:
+class TranslationTask(CorpusTask):
     """An encoder-decoder, a parallel corpus, and BLEU at validation; implements `training.task.Task`."""
 
-    def __init__(self, recipe: Recipe, data: Path, evaluate: Evaluate | None = None) -> None:
-        """`data` is the directory of the prepared corpus; `evaluate` gives scores beside BLEU."""
-        self.recipe = recipe
-        self.data = data
-        self._evaluate = evaluate
+    recipe: Recipe
 
     @cached_property
     def corpus(self) -> PreparedCorpus:
@@ -164,27 +116,6 @@ class TranslationTask:
         hypotheses = translator.translate_documents([document.src for document in documents])
         scores = score(hypotheses, [document.tgt or () for document in documents], length_borders=())
         return {"bleu": scores.bleu.value}
-
-    def load_initial(self, directory: Path) -> ReLUFormer:
-        """Returns a saved model of the same sizes and with the same tokenizer."""
-        if Tokenizer.load(RunDirectory(directory).tokenizer).fingerprint != self.corpus.tokenizer.fingerprint:
-            raise ConfigError(
-                f"--init-from {directory}: that model has another tokenizer than this corpus was prepared with; "
-                f"set data.tokenizer.path: {directory}"
-            )
-        model = self.build_model()
-        try:
-            storage.load_weights(directory, model)
-        except StorageError as error:
-            raise ConfigError(f"--init-from: {error}; give the section 'model' the sizes of that model") from None
-        return model
-
-    def save_model(self, directory: Path, weights: Mapping[str, Tensor]) -> None:
-        """Writes the tokenizer, the weights and the configuration of the model."""
-        tokenizer = self.corpus.tokenizer
-        tokenizer.save(directory)
-        config = self.recipe.model_config_for(tokenizer.vocab_size)
-        storage.save(directory, config, weights, tokenizer.fingerprint)
 
 
 class TranslationObjective(Objective):
