@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import reluformer as rf
 from reluformer import kernels, rules
 from reluformer.errors import ArgumentError
-from reluformer.kernels import RowKeyBias, Visibility, derivatives
+from reluformer.kernels import RowKeyBias, Visibility, derivatives, parts
 from reluformer.kernels.moments import row_moments
 from reluformer.kernels.native.library import native_formula
 
@@ -127,6 +127,67 @@ def test_a_third_derivative(rule: str) -> None:
 @pytest.mark.parametrize("rule", FORMULAS)
 def test_transforms_are_right_by_default(rule: str, derivative: str, stats: bool) -> None:
     assert_like_reference(TRANSFORMS[derivative], rule, "auto", stats)
+
+
+@pytest.mark.parametrize("derivative", [*TRANSFORMS, *GRAPHS])
+@pytest.mark.parametrize("rule", [name for name in rules.names() if name not in FORMULAS])
+def test_rules_without_a_formula(rule: str, derivative: str) -> None:
+    assert_like_reference({**TRANSFORMS, **GRAPHS}[derivative], rule, "auto", stats=False)
+
+
+@pytest.mark.parametrize("rule", rules.names())
+def test_the_reference_against_differences(rule: str) -> None:
+    key_mask = torch.arange(9)[None] % 4 != 2
+
+    def read(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return rf.read(q, k, v, rule=rule, impl="reference", causal=True, key_mask=key_mask, scale=1.0)
+
+    inputs = tuple(normal(seed, 1, 2, 9, 4).requires_grad_() for seed in range(3))
+    assert torch.autograd.gradcheck(read, inputs, fast_mode=True)
+    assert torch.autograd.gradgradcheck(read, inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize("rule", ["softmax", "softmax1", "relu_rest"])
+def test_weights_that_all_but_vanish_have_a_second_derivative(rule: str) -> None:
+    def entropy(x: Tensor) -> Tensor:
+        q, k, v = x.unsqueeze(1).chunk(3, dim=-1)
+        gate = -(20 * x[:, None, :, 0].sigmoid()).cumsum(-1)
+        return rf.read(q, k, v, rule=rule, causal=True, gate=gate, return_stats=True)[1].entropy.sum()
+
+    x, along = normal(2, 2, QUERIES, 3 * WIDTH), normal(3, 2, QUERIES, 3 * WIDTH)
+    for kind in (torch.float64, torch.float32):
+        assert bool(hessian_product(entropy, x.to(kind), along.to(kind)).isfinite().all())
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("derivative", GRAPHS)
+@pytest.mark.parametrize("rule", ["relu", "relu2", "relu_exp", "relu_chance"])
+def test_reads_in_blocks_under_a_gate(rule: str, derivative: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    length, pruned = 300, []
+
+    def loss_of_gated(impl: str) -> Function:
+        factors = normal(1, 1, 2, length, WIDTH)
+
+        def loss(x: Tensor) -> Tensor:
+            q, k, v = x.unsqueeze(1).expand(-1, 2, -1, -1).chunk(3, dim=-1)
+            gate = -x[:, None, :, 0].sigmoid().cumsum(-1)
+            out = rf.read(q, k, v, rule=rule, causal=True, gate=gate, impl=impl, scale=1.0)
+            return (out * factors.to(x.dtype)).sum()
+
+        return loss
+
+    blocks = parts._pruned
+    monkeypatch.setattr(parts, "_pruned", lambda *arguments: pruned.append(1) or blocks(*arguments))
+    x, along = normal(2, 1, length, 3 * WIDTH), normal(3, 1, length, 3 * WIDTH)
+    wanted = GRAPHS[derivative](loss_of_gated("reference"), x, along)
+    got = GRAPHS[derivative](loss_of_gated("cpu"), x.float(), along.float())
+    assert pruned
+    assert float((got - wanted).abs().max()) <= 2e-4 * float(wanted.abs().max())
+
+    y = x.float().requires_grad_()
+    loss = loss_of_gated("cpu")(y)
+    first, again = (torch.autograd.grad(loss, y, retain_graph=True)[0] for _ in range(2))
+    torch.testing.assert_close(first, again)
 
 
 @pytest.mark.usefixtures("kernel")

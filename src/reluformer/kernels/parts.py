@@ -20,11 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from reluformer.kernels import cpu, derivatives
 from reluformer.kernels.moments import level_bias
@@ -345,7 +345,8 @@ def _pruned(
 class _Blocks(torch.autograd.Function):
     """Reads of blocks, each with a graph of its own, whose gradients are added where its slots are.
 
-    The gradient of a slice would be a tensor of all slots for every block.
+    The gradient of a slice would be a tensor of all slots for every block. Only a gradient that is itself
+    differentiated, asked for in a batch, or asked for once more goes that way.
     """
 
     @staticmethod
@@ -365,26 +366,36 @@ class _Blocks(torch.autograd.Function):
             out[places[0]] = part.detach()
             if needs:
                 kept.append((part, leaves, places))
-        ctx.kept, ctx.shapes = kept, [(x.shape, x.dtype) for x in operands]
+        ctx.save_for_backward(*operands)
+        ctx.one, ctx.blocks, ctx.kept = one, blocks, kept
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.kept is None:
-            raise RuntimeError("the graph of a pruned read was freed; pass impl='reference' to go through it twice")
-        wanted = ctx.needs_input_grad[2:]
+        operands = ctx.saved_tensors
+        if ctx.kept is None or derivatives.recomputes() or not derivatives.eager(d_out):
+            found = derivatives.gradients(partial(_sliced, ctx.one, ctx.blocks), operands, [d_out])
+            return None, None, *found
         gradients = [
-            d_out.new_zeros(shape, dtype=dtype) if asked else None
-            for (shape, dtype), asked in zip(ctx.shapes, wanted, strict=True)
+            torch.zeros_like(x) if asked else None for x, asked in zip(operands, ctx.needs_input_grad[2:], strict=True)
         ]
         for part, leaves, places in ctx.kept:
-            found = iter(torch.autograd.grad(part, [x for x in leaves if x.requires_grad], d_out[places[0]]))
+            parts = iter(torch.autograd.grad(part, [x for x in leaves if x.requires_grad], d_out[places[0]]))
             for gradient, place in zip(gradients, places, strict=True):
                 if gradient is not None:
-                    gradient[place] += next(found)
+                    gradient[place] += next(parts)
         ctx.kept = None
         return None, None, *gradients
+
+
+def _sliced(one: Callable[..., Tensor], blocks: list[HeadBlock], *operands: Tensor) -> list[Tensor]:
+    """Return the same read, made of slices that PyTorch differentiates."""
+    queries, slots = operands[0].size(2), operands[2].size(2)
+    rows: dict[int, list[Tensor]] = {}
+    for block in blocks:  # in the order of rows, and of heads for the same rows
+        places = _places(block, queries, slots)
+        rows.setdefault(block.begin, []).append(one(*(x[place] for x, place in zip(operands, places, strict=True))))
+    return [torch.cat([torch.cat(heads, 1) for heads in rows.values()], 2)]
 
 
 def _places(block: HeadBlock, queries: int, slots: int) -> tuple[tuple[slice, ...], ...]:

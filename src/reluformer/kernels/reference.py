@@ -10,6 +10,7 @@ is kept for the backward pass.
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import NamedTuple
@@ -218,8 +219,8 @@ class RowStats(NamedTuple):
 
 
 def w_log_w(weights: Tensor) -> Tensor:
-    """Return w log w, with value and gradient 0 where w <= 0."""
-    positive = weights > 0
+    """Return w log w, with value and gradient 0 where w <= 0, and for weights whose 1/w^2 would overflow."""
+    positive = weights > math.sqrt(torch.finfo(weights.dtype).tiny)
     safe = torch.where(positive, weights, torch.ones_like(weights))
     return safe * safe.log()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from reluformer.errors import ArgumentError
 from reluformer.rules.base import OutputNorm, Pointwise, RowCentered, RowNormalized, Rowwise, positive
 from reluformer.rules.formula import HIGHEST, Formula, Level, above_and_rest, divisor, visible_only
+from reluformer.rules.projections import hide, project
 from reluformer.rules.registry import register
 
 # ------------------------------------------------------------------ pointwise rules
@@ -280,40 +280,13 @@ class ReluRest(RowCentered):
         return above_and_rest(scores, n, visible, self.level)[0] == 0
 
 
-def _hide(scores: Tensor, visible: Tensor) -> Tensor:
-    """Place hidden slots 4 below the best visible one, where sparse rules give exactly 0.
-
-    sparsemax cuts at most 1 below the maximum and 1.5-entmax at most 2, so the visible
-    weights do not notice the hidden slots, and no infinity enters the sums.
-    """
-    if not visible.ndim:
-        return scores
-    lowest = torch.finfo(scores.dtype).min
-    best = scores.detach().masked_fill(~visible, lowest).amax(-1, keepdim=True)
-    floor = torch.where(best == lowest, torch.zeros_like(best), best - 4)
-    return torch.where(visible, scores, floor)
-
-
-def _projected(project: Callable[..., Tensor], scores: Tensor) -> Tensor:
-    """Return `project(scores)`, and NaN for the rows with a score that is not finite, where entmax fails."""
-    try:
-        return project(scores, dim=-1)
-    except RuntimeError:
-        finite = torch.isfinite(scores).all(-1, keepdim=True)
-        if bool(finite.all()):
-            raise
-        return project(scores.masked_fill(~finite, 0), dim=-1).masked_fill(~finite, torch.nan)
-
-
 @register("sparsemax")
 @dataclass(frozen=True)
 class Sparsemax(Rowwise):
     """The point of the simplex nearest to s (Martins and Astudillo, 2016)."""
 
     def normalize(self, scores: Tensor, visible: Tensor) -> Tensor:
-        from entmax import sparsemax
-
-        return _projected(sparsemax, _hide(scores, visible))
+        return project("sparsemax", hide(scores, visible))
 
 
 @register("entmax15")
@@ -322,9 +295,7 @@ class Entmax15(Rowwise):
     """1.5-entmax (Peters, Niculae, Martins, 2019): between softmax and sparsemax."""
 
     def normalize(self, scores: Tensor, visible: Tensor) -> Tensor:
-        from entmax import entmax15
-
-        return _projected(entmax15, _hide(scores, visible))
+        return project("entmax15", hide(scores, visible))
 
 
 # ------------------------------------------------------------------ sinks, thresholds and powers
