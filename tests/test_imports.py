@@ -14,7 +14,17 @@ SOURCE = Path(__file__).parents[1] / "src" / "reluformer"
 # each floor may import from those before it, and each name from those to the left of it
 FLOORS = [
     ["errors", "files", "config", "benchmarking", "report_page", "rules"],
-    ["kernels", "memory", "context_parallel", "regularizers", "layers", "telemetry", "conformance", "environment"],
+    [
+        "kernels",
+        "memory",
+        "bounding",
+        "context_parallel",
+        "regularizers",
+        "layers",
+        "telemetry",
+        "conformance",
+        "environment",
+    ],
     ["models"],
     ["training", "translation", "language", "study"],
     ["integrations", "hub", "loading", "cli", "__main__"],

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from reluformer import rules as rules
+    from reluformer.bounding import bounds as bounds
     from reluformer.errors import ReluformerError as ReluformerError
     from reluformer.kernels import RowKeyBias as RowKeyBias
     from reluformer.loading import load as load
@@ -37,12 +38,14 @@ _HOME = {
     "ReluformerError": "reluformer.errors",
     "RowKeyBias": "reluformer.kernels",
     "Recipe": "reluformer.translation.recipe",
+    "bounds": "reluformer.bounding",
     "load": "reluformer.loading",
     "read": "reluformer.memory",
     "train": "reluformer.loading",
     "weights": "reluformer.memory",
 }
 _MODULES = (
+    "bounding",
     "config",
     "conformance",
     "context_parallel",

@@ -111,3 +111,14 @@ def test_four_lines_mean_what_read_means(inputs: Any) -> None:
     for rule in contestants.FOUR_LINES:
         obvious = contestants.four_lines(rule, True, *tensors)
         torch.testing.assert_close(rf.read(*tensors, rule=rule, causal=True), obvious)
+
+
+def test_bounds_are_measured_and_drawn(tmp_path: Path) -> None:
+    options = ("--slots", "9", "--radii", "0.1", "1", "--figure", tmp_path / "bounds.svg")
+    found = results("bounds.py", *options, "--out", tmp_path / "bounds.json")
+    assert len(found["rows"]) == 12
+    assert all(row["elementwise"] >= row["width"] > 0 for row in found["rows"])
+    one = found["candidates"]
+    assert min(one["minimum"]) == pytest.approx(one["lower"], abs=1e-4)
+    assert max(one["maximum"]) == pytest.approx(one["upper"], abs=1e-4)
+    assert "<svg" in (tmp_path / "bounds.svg").read_text(encoding="utf-8")

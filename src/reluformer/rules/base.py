@@ -144,6 +144,9 @@ class Pointwise(Rule):
     every kernel that knows its activation.
     """
 
+    turning: ClassVar[tuple[float, ...] | None] = None
+    """The scores at which the weights turn from falling to rising or back, () if there are none; None if unknown."""
+
     @abstractmethod
     def activate(self, scores: Tensor, n: Tensor) -> Tensor:
         """Return the activation of each score on its own."""

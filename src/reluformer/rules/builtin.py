@@ -331,6 +331,7 @@ class ThresholdRectified(Pointwise):
     ReLU(s - beta sqrt(2 ln n))^p / d^(p/2). The best of n scores that mean nothing lies near sqrt(2 ln n).
     """
 
+    turning: ClassVar[tuple[float, ...] | None] = ()
     beta: float = 1.0
     p: int = 2
     width: int = 1
@@ -365,6 +366,10 @@ class Polynomial(Pointwise):
 
     def __post_init__(self) -> None:
         positive(self, p=self.p)
+
+    @property
+    def turning(self) -> tuple[float, ...]:  # type: ignore[override]
+        return () if self.p % 2 else (0.0,)
 
     def activate(self, scores: Tensor, n: Tensor) -> Tensor:
         return scores**self.p
