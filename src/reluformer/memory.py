@@ -23,7 +23,7 @@ from torch import Tensor
 
 from reluformer import kernels, rules
 from reluformer.errors import ArgumentError
-from reluformer.kernels import Bias, RowKeyBias, RowStats, Visibility, Window, nonfinite, reference, sdpa
+from reluformer.kernels import Bias, RowKeyBias, RowStats, Visibility, Window, derivatives, nonfinite, reference, sdpa
 from reluformer.kernels.operands import Gate, with_gate
 from reluformer.rules import Rule
 
@@ -391,7 +391,7 @@ def _check_offsets(offsets: Tensor, batch: int, queries: int, slots: int) -> Non
             f"offsets with {queries} queries and {slots} slots: packed sequences read themselves, so pass as many "
             "queries as slots"
         )
-    if torch.compiler.is_compiling() or not offsets.is_cpu:
+    if not offsets.is_cpu or not derivatives.concrete(offsets):
         return
     fits = offsets.numel() >= 2 and int(offsets[0]) == 0 and int(offsets[-1]) == slots
     if not fits or bool((offsets[1:] < offsets[:-1]).any()):

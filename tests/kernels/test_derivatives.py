@@ -206,6 +206,43 @@ def test_fused_attention_says_what_to_do_for_a_second_derivative(impl: str) -> N
         hessian_product(loss_of("softmax", impl, stats=False), x, x)
 
 
+@pytest.mark.parametrize("operand", ["window", "offsets", "gate", "sink", "bias", "key_mask"])
+@pytest.mark.parametrize("rule", ["softmax", "softmax1"])
+def test_fused_attention_says_it_for_the_operands_of_language_models(rule: str, operand: str) -> None:
+    given = {"window": (20, 0), "offsets": torch.tensor([0, 10, QUERIES]), "key_mask": torch.arange(QUERIES)[None] > 3}
+
+    def loss(x: Tensor) -> Tensor:
+        q, k, v = x.unsqueeze(1).chunk(3, dim=-1)
+        own = {
+            "gate": -x[:, None, :, 0].sigmoid().cumsum(-1),
+            "sink": x[0, :1, 0],
+            "bias": RowKeyBias(x[:, None, :, 0], x[:, None, :, 1]),
+        }
+        options: dict[str, Any] = {operand: {**given, **own}[operand]}
+        return rf.read(q, k, v, rule=rule, causal=True, **options).square().sum()
+
+    x = normal(2, 1, QUERIES, 3 * WIDTH).float()
+    with pytest.raises(ArgumentError, match="has no second derivative; pass impl='reference'"):
+        hessian_product(loss, x, x)
+
+
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")  # linearize names tensors so
+@pytest.mark.filterwarnings("ignore:torch.searchsorted")  # vmap copies its input
+def test_packed_sequences_where_a_tracer_stands_in_for_numbers() -> None:
+    offsets = torch.tensor([[0, 10, 20, QUERIES], [0, 30, 30, QUERIES]])
+
+    def loss(x: Tensor, offsets: Tensor) -> Tensor:
+        q, k, v = x.unsqueeze(1).chunk(3, dim=-1)
+        return rf.read(q, k, v, offsets=offsets, causal=True).square().sum()
+
+    x, along = normal(2, 1, QUERIES, 3 * WIDTH).float(), normal(3, 1, QUERIES, 3 * WIDTH).float()
+    for place in offsets:
+        tangent = torch.func.linearize(lambda x: loss(x, place), x)[1](along)  # noqa: B023
+        torch.testing.assert_close(tangent, torch.func.jvp(lambda x: loss(x, place), (x,), (along,))[1])  # noqa: B023
+    batched = torch.vmap(lambda offsets: loss(x, offsets))(offsets)
+    torch.testing.assert_close(batched, torch.stack([loss(x, place) for place in offsets]))
+
+
 def test_a_first_derivative_with_a_graph_is_no_error() -> None:
     x = normal(2, 2, QUERIES, 3 * WIDTH).float().requires_grad_()
     (slope,) = torch.autograd.grad(loss_of("softmax", "auto", stats=False)(x), x, create_graph=True)

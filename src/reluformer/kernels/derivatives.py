@@ -62,6 +62,21 @@ def eager(x: Tensor) -> bool:
     return not torch.jit.is_tracing() and torch._C._len_torch_dispatch_stack() == 0  # type: ignore
 
 
+def concrete(x: Tensor) -> bool:
+    """Return whether the numbers of a tensor may be looked at now: no compiler, tracer or `vmap` stands in for them.
+
+    Args:
+        x: a tensor.
+
+    Example:
+        >>> concrete(torch.zeros(2))
+        True
+        >>> torch.vmap(lambda x: torch.tensor(concrete(x)))(torch.zeros(2, 3))
+        tensor([False, False])
+    """
+    return eager(x) and not torch._C._functorch.is_batchedtensor(x)
+
+
 def recomputes() -> bool:
     """Return whether a backward pass that runs now has to go through `gradients`."""
     return torch.is_grad_enabled() or unsupported() is not None

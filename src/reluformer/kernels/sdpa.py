@@ -63,10 +63,7 @@ def read(
     """
     if sink is None and formula.delta:
         sink = q.new_zeros(q.size(1))  # 1 = exp(0)
-    out = _attend(q, k, v, visibility, bias, scale, sink, approximate)
-    if out.requires_grad and not torch.compiler.is_compiling():
-        derivatives.explain_missing_second_derivative(out)
-    return out
+    return _attend(q, k, v, visibility, bias, scale, sink, approximate)
 
 
 def _attend(
@@ -127,11 +124,8 @@ def _dense(
     masked = visibility.key_mask is not None or visibility.mask is not None or visibility.ranged
     if bias is None and not masked and (square_causal or not visibility.hides_future):
         if sink is not None and square_causal:  # one more query in front, so that each sees the sink and its own prefix
-            out = scaled_dot_product_attention(
-                F.pad(q, (0, 0, 1, 0)), k, v, is_causal=True, scale=scale, enable_gqa=grouped
-            )
-            return out[:, :, 1:, :width]
-        out = scaled_dot_product_attention(q, k, v, is_causal=square_causal, scale=scale, enable_gqa=grouped)
+            return _fused(F.pad(q, (0, 0, 1, 0)), k, v, None, True, scale, grouped)[:, :, 1:, :width]
+        out = _fused(q, k, v, None, square_causal, scale, grouped)
         return out if width is None else out[..., :width]
     mask = visibility.dense()
     added = dense_bias(bias)
@@ -141,8 +135,16 @@ def _dense(
     if sink is not None:
         mask = _with_sink(mask, sink if added is not None else None, q, visibility.slots)
     rows = None if mask is None else with_rows(mask)  # it takes no mask of slots alone
-    out = scaled_dot_product_attention(q, k, v, attn_mask=rows, scale=scale, enable_gqa=grouped)
+    out = _fused(q, k, v, rows, False, scale, grouped)
     return out if width is None else out[..., :width]
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, grouped: bool) -> Tensor:
+    """Call PyTorch's fused attention, whose second derivative is an error that says what to do."""
+    out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped)
+    if out.requires_grad and not torch.compiler.is_compiling():
+        derivatives.explain_missing_second_derivative(out)
+    return out
 
 
 def _with_sink(mask: Tensor | None, sink: Tensor | None, q: Tensor, slots: int) -> Tensor:
