@@ -72,7 +72,13 @@ class TestCorpora:
             list(documents([TextSource(path=tmp_path / "a.jsonl.gz", field="src")], "train"))
 
     @pytest.mark.parametrize(
-        ("content", "message"), [(b"{", "is not JSON"), (b'{"text": 3}', "has no text"), (b"\xff", "is not UTF-8")]
+        ("content", "message"),
+        [
+            (b"{", "is not JSON"),
+            (b'{"text": 3}', "has no text"),
+            (b"\xff", "not UTF-8"),
+            (b'{"text": "\\ud800"}', "half of a surrogate"),
+        ],
     )
     def test_bad_lines_have_their_place(self, content: bytes, message: str, tmp_path: Path) -> None:
         (tmp_path / "a.jsonl").write_bytes(b'{"text": "good"}\n' + content + b"\n")
@@ -80,7 +86,7 @@ class TestCorpora:
             list(documents([TextSource(path=tmp_path / "a.jsonl")], "train"))
 
     def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
-        with pytest.raises(DataError, match=r"gone.txt: cannot be read"):
+        with pytest.raises(DataError, match=r"gone.txt: no such file"):
             list(documents([TextSource(path=tmp_path / "gone.txt")], "train"))
 
     def test_a_stream_gives_back_its_documents(self, tmp_path: Path) -> None:
@@ -100,6 +106,69 @@ class TestCorpora:
             corpus.rows("train", 100_000)
         with pytest.raises(DataError, match="no valid split"):
             corpus.rows("valid", 8)
+
+    def test_a_damaged_or_packed_file_is_read_within_limits(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        packed = bytearray(gzip.compress(b"A line of text.\n" * 1000))
+        packed[30] ^= 0xFF
+        (tmp_path / "a.txt.gz").write_bytes(packed)
+        with pytest.raises(DataError, match=r"a\.txt\.gz: cannot be read after line 0"):
+            list(documents([TextSource(path=tmp_path / "a.txt.gz")], "train"))
+        monkeypatch.setattr("reluformer.language.corpus._MOST_CHARACTERS", 100)
+        (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbfShort.\n" + b"x" * 101)
+        found = documents([TextSource(path=tmp_path / "b.txt", documents="line")], "train")
+        assert next(found) == "Short."
+        with pytest.raises(DataError, match=r"b\.txt:2: a line of more than 100 bytes"):
+            next(found)
+
+    @pytest.mark.parametrize("damage", ["train.tokens", "language.json", "tokenizer.json"])
+    def test_a_damaged_corpus_is_refused_and_prepared_again(self, damage: str, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_text("The cat ran home.\n\n" * 50, encoding="utf-8")
+        config = LanguageDataConfig(train={"path": tmp_path / "a.txt"}, tokenizer={"vocab_size": 300})
+        data = tmp_path / "data"
+        whole = prepare(config, data)
+        stream = LanguageCorpus(data).stream("train").copy()
+
+        def flip() -> None:
+            content = bytearray((data / damage).read_bytes())
+            content[len(content) // 2] ^= 1
+            (data / damage).write_bytes(content)
+
+        flip()
+        with pytest.raises(StorageError, match=r"damaged"):
+            (LanguageCorpus(data).stream("train"), LanguageCorpus(data).tokenizer)
+        assert prepare(config, data) == whole
+        assert np.array_equal(LanguageCorpus(data).stream("train"), stream)
+        flip()
+        (tmp_path / "a.txt").unlink()
+        with pytest.raises((StorageError, DataError), match=r"damaged|no such file"):
+            prepare(config, data)
+
+    @pytest.mark.parametrize("splits", [None, [], {"train": {}}, {"train": {"tokens": "9"}}, {"train": 3}])
+    def test_a_summary_without_its_figures_is_refused(self, splits: Any, tmp_path: Path) -> None:
+        prepare(LanguageDataConfig(train={"embedded": {"documents": 5}}, tokenizer={"vocab_size": 400}), tmp_path)
+        summary = json.loads((tmp_path / "language.json").read_text(encoding="utf-8"))
+        (tmp_path / "language.json").write_text(json.dumps({**summary, "splits": splits}), encoding="utf-8")
+        with pytest.raises(StorageError, match=r"language.json: damaged"):
+            LanguageCorpus(tmp_path)
+
+    def test_a_changed_file_is_prepared_again_and_a_missing_one_is_not(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.txt"
+        path.write_text("One.\n\nTwo.\n", encoding="utf-8")
+        config = LanguageDataConfig(train={"path": path}, tokenizer={"vocab_size": 300})
+        assert prepare(config, tmp_path / "data")["splits"]["train"]["documents"] == 2
+        path.write_text("One.\n\nTwo.\n\nThree.\n", encoding="utf-8")
+        found = prepare(config, tmp_path / "data")
+        assert found["splits"]["train"]["documents"] == 3
+        path.unlink()
+        assert prepare(config, tmp_path / "data") == found
+
+    def test_other_files_in_the_directory_are_kept(self, tmp_path: Path) -> None:
+        (tmp_path / "thesis.txt").write_text("precious", encoding="utf-8")
+        prepare(LanguageDataConfig(train={"embedded": {"documents": 5}}, tokenizer={"vocab_size": 400}), tmp_path)
+        assert (tmp_path / "thesis.txt").read_text(encoding="utf-8") == "precious"
+        assert LanguageCorpus(tmp_path).has("train")
 
     def test_a_shortened_stream_is_refused(self, tmp_path: Path) -> None:
         config = LanguageDataConfig(train={"embedded": {"documents": 5}}, tokenizer={"vocab_size": 400})
@@ -236,9 +305,53 @@ class TestGeneration:
         assert {draw(logits, 1.0, 1.0, random) for _ in range(300)} == {2, 5, 6, 7}
 
     def test_wrong_options(self, run: Path) -> None:
+        generator = language.load(run)
         for options in ({"tokens": 0}, {"temperature": -1}, {"top_p": 0}, {"top_p": 1.5}):
             with pytest.raises(ArgumentError, match="tokens must be at least 1"):
-                language.load(run).generate("The", **options)
+                generator.generate("The", **options)
+        for number in (math.nan, math.inf):
+            with pytest.raises(ArgumentError, match="tokens must be at least 1"):
+                generator.generate("The", temperature=number)
+        with pytest.raises(ArgumentError, match="seed=-1: must be between 0"):
+            generator.generate("The", seed=-1)
+        with pytest.raises(ArgumentError, match="no UTF-8"):
+            generator.generate("The \udcff")
+
+    @pytest.mark.parametrize("temperature", [1e-320, 1e-40, 1e38, 1e300])
+    def test_extreme_temperatures(self, temperature: float) -> None:
+        logits = torch.tensor([0.0, 0, 0, 0, 0, 2.0, 1.0, -1.0])
+        random = torch.Generator().manual_seed(0)
+        drawn = {draw(logits, temperature, 1.0, random) for _ in range(300)}
+        assert drawn == ({5} if temperature < 1 else {2, 5, 6, 7})
+
+    def test_predictions_that_are_no_numbers_are_refused(self) -> None:
+        with pytest.raises(StorageError, match="predicts NaN or infinity"):
+            draw(torch.tensor([0.0, 0, 0, 0, 0, math.nan]), 1.0, 1.0, torch.Generator())
+
+    @pytest.mark.parametrize("text", ["A cat.  Two  spaces.", " é😀 x\n\n 😀😀", "  ", "ünïcödé"])
+    def test_pieces_add_up_to_the_text(self, text: str, run: Path) -> None:
+        generator = language.load(run)
+        ids = [*generator.tokenizer.encode(text), END]
+
+        class Parrot:
+            """Predicts the tokens of the text one after the other."""
+
+            config = generator.model.config
+            left = iter(ids)
+
+            def eval(self) -> Any:
+                return self
+
+            def start(self) -> None: ...
+
+            def step(self, tokens: torch.Tensor, state: None) -> torch.Tensor:
+                return torch.nn.functional.one_hot(torch.tensor([[next(self.left, END)]]), self.config.vocab_size)
+
+            def logits(self, states: torch.Tensor) -> torch.Tensor:
+                return states
+
+        parrot = language.Generator(Parrot(), generator.tokenizer)  # type: ignore[arg-type]
+        assert parrot.generate(tokens=len(ids), temperature=0) == generator.tokenizer.decode(ids) == text
 
     def test_a_translation_model_is_refused(self, tmp_path: Path) -> None:
         rf.ReLUFormer(rf.ModelConfig(vocab_size=40, width=32, slots=16)).save(tmp_path)

@@ -7,9 +7,8 @@ model reads, and one more, because each token predicts the next one.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -22,13 +21,19 @@ from reluformer import files
 from reluformer.errors import DataError, StorageError
 from reluformer.language.recipe import LanguageDataConfig, TextSource
 from reluformer.translation.embedded import generate
+from reluformer.translation.formats.plain import decode_line, numbered_lines
+from reluformer.translation.formats.tabular import HALF_PAIR
 from reluformer.translation.recipe import Split
 from reluformer.translation.tokenizer import BEGIN, END, Tokenizer
 
 SUMMARY, FORMAT = "language.json", 1
+_FIGURES = {"documents": int, "tokens": int, "checksum": str}
+"""What the summary has of each split."""
 _AT_ONCE = 1000
 _MOST_CHARACTERS = 10**8
-"""The longest document, in characters."""
+"""The longest document, in characters, and the longest line, in bytes."""
+_MOST_SHOWN = 200
+"""So many characters of a line are shown in a message."""
 
 Tokens = npt.NDArray[np.int32]
 
@@ -56,25 +61,15 @@ def _embedded(source: TextSource, split: str) -> Iterator[str]:
 def _read(source: TextSource) -> Iterator[str]:
     path = source.path
     assert path is not None
-    try:
-        files.check_regular(path)
-        with gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb") as file:
-            lines = _lines(file, path)
-            yield from _json_lines(lines, source) if source.kind == "jsonl" else _text(lines, source)
-    except (OSError, EOFError) as error:
-        if isinstance(error, StorageError):
-            raise
-        raise DataError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    lines = _lines(path)
+    yield from _json_lines(lines, source) if source.kind == "jsonl" else _text(lines, source)
 
 
-def _lines(file: Iterable[bytes], path: Path) -> Iterator[tuple[int, str]]:
-    for number, line in enumerate(file, 1):
-        if len(line) > _MOST_CHARACTERS:
-            raise DataError(f"{path}:{number}: a line of {len(line):,} bytes; split the document")
-        try:
-            yield number, line.decode("utf-8").rstrip("\r\n")
-        except UnicodeDecodeError:
-            raise DataError(f"{path}:{number}: is not UTF-8; convert the file") from None
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    for number, line in numbered_lines(path, _MOST_CHARACTERS):
+        if line is None:
+            raise DataError(f"{path}:{number}: a line of more than {_MOST_CHARACTERS:,} bytes; split the document")
+        yield number, decode_line(line, path, number)
 
 
 def _text(lines: Iterator[tuple[int, str]], source: TextSource) -> Iterator[str]:
@@ -109,13 +104,18 @@ def _json_lines(lines: Iterator[tuple[int, str]], source: TextSource) -> Iterato
         if not isinstance(text, str):
             known = ", ".join(values) if isinstance(values, dict) else "no keys"
             raise DataError(
-                f"{source.path}:{number}: has no text under '{source.field}' (it has {known}); set field in the source"
+                f"{source.path}:{number}: has no text under '{source.field}' (it has {known[:_MOST_SHOWN]}); "
+                "set field in the source"
             )
+        if HALF_PAIR.search(text):
+            raise DataError(f"{source.path}:{number}: half of a surrogate pair is no character; repair the line")
         yield text
 
 
 def prepare(config: LanguageDataConfig, directory: Path) -> dict[str, Any]:
-    """Writes tokenizer and streams of a corpus into `directory`, unless the same corpus is there already.
+    """Writes tokenizer and streams of a corpus into `directory`, unless the same corpus is there already, undamaged.
+
+    A second process that prepares it at the same time waits for the first. Other files in the directory are kept.
 
     Args:
         config: The corpus, with absolute paths.
@@ -125,25 +125,55 @@ def prepare(config: LanguageDataConfig, directory: Path) -> dict[str, Any]:
         The summary: for each split numbers of documents and tokens and a checksum.
 
     Raises:
-        DataError: A file cannot be read, or a split is too short for one row.
+        DataError: A file cannot be read.
+        StorageError: The directory cannot be written, or the corpus in it is damaged and its files are gone.
     """
     given = {name: value for name, value in config.model_dump(mode="json").items() if name not in ("context", "packed")}
-    if (directory / SUMMARY).is_file():
-        summary = files.read_json(directory / SUMMARY, what="summary of a corpus", version=FORMAT)
-        if summary.get("config") == given:
-            return summary
-    if config.tokenizer.path is not None:
-        tokenizer = Tokenizer.load(config.tokenizer.path)
-    else:
-        tokenizer = Tokenizer.train(documents(config.train, "train"), config.tokenizer)
-    with files.whole_directory(directory, replace=True) as partial:
-        tokenizer.save(partial)
+    with files.alone_in(directory):
+        state = _state(config)
+        if (found := _prepared(directory, given, state)) is not None:
+            return found
+        (directory / SUMMARY).unlink(missing_ok=True)
+        if config.tokenizer.path is not None:
+            tokenizer = Tokenizer.load(config.tokenizer.path)
+        else:
+            tokenizer = Tokenizer.train(documents(config.train, "train"), config.tokenizer)
+        tokenizer.save(directory)
         splits = {
-            name: _write_stream(partial / f"{name}.tokens", tokenizer, documents(sources, name))
+            name: _write_stream(directory / f"{name}.tokens", tokenizer, documents(sources, name))
             for name, sources in config.splits.items()
         }
-        summary = {"format": FORMAT, "config": given, "tokenizer": tokenizer.fingerprint, "splits": splits}
-        files.write_json(partial / SUMMARY, summary)
+        summary = {"format": FORMAT, "config": given, "files": state, "tokenizer": tokenizer.fingerprint}
+        files.write_json(directory / SUMMARY, {**summary, "splits": splits})
+    return {**summary, "splits": splits}
+
+
+def _state(config: LanguageDataConfig) -> dict[str, list[int]] | None:
+    """Returns size and time of each file of a corpus, or None if one of them is gone."""
+    paths = [source.path for sources in config.splits.values() for source in sources if source.path is not None]
+    try:
+        return {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in paths}
+    except OSError:
+        return None
+
+
+def _prepared(directory: Path, given: dict[str, Any], state: dict[str, list[int]] | None) -> dict[str, Any] | None:
+    """Returns the summary of a directory that holds the same corpus, whole, else None."""
+    if not (directory / SUMMARY).is_file():
+        return None
+    try:
+        corpus = LanguageCorpus(directory)
+        summary = corpus.summary
+        if summary.get("config") != given or state not in (None, summary.get("files", state)):
+            return None
+        for split in summary["splits"]:
+            corpus.stream(split)
+        if corpus.tokenizer.fingerprint != summary["tokenizer"]:
+            raise StorageError(f"{directory}: holds another tokenizer than it was prepared with")
+    except StorageError:
+        if state is None:  # it cannot be prepared again
+            raise
+        return None
     return summary
 
 
@@ -151,7 +181,7 @@ def _write_stream(path: Path, tokenizer: Tokenizer, texts: Iterator[str]) -> dic
     """Writes the tokens of all documents and returns their numbers and a checksum."""
     tokens = count = characters = 0
     checksum = hashlib.sha256()
-    with path.open("wb") as file:
+    with files.whole_file(path) as file:
         while part := list(islice(texts, _AT_ONCE)):
             for text, ids in zip(part, tokenizer.encode_batch(part), strict=True):
                 content = np.array([BEGIN, *ids, END], dtype="<i4").tobytes()
@@ -162,11 +192,26 @@ def _write_stream(path: Path, tokenizer: Tokenizer, texts: Iterator[str]) -> dic
 
 
 class LanguageCorpus:
-    """A prepared corpus."""
+    """A prepared corpus.
+
+    Raises:
+        StorageError: The directory holds no prepared corpus, or its summary is damaged.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.summary = files.read_json(directory / SUMMARY, what="summary of a corpus", version=FORMAT)
+        self._streams: dict[str, Tokens] = {}
+        path = directory / SUMMARY
+        self.summary = files.read_json(path, what="summary of a corpus", version=FORMAT)
+        try:
+            for found in self.summary["splits"].values():
+                for name, kind in _FIGURES.items():
+                    if not isinstance(found[name], kind):
+                        raise TypeError(f"{name} is no {kind.__name__}")
+            if not isinstance(self.summary["tokenizer"], str):
+                raise TypeError("tokenizer is no str")
+        except (KeyError, TypeError, AttributeError) as error:
+            raise StorageError(f"{path}: damaged ({error}); prepare the corpus again") from None
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -178,23 +223,33 @@ class LanguageCorpus:
         return split in self.summary["splits"]
 
     def stream(self, split: str) -> Tokens:
-        """Returns the tokens of a split, mapped from disk.
+        """Returns the tokens of a split, mapped from disk. The first time all of them are read and checked.
 
         Raises:
             DataError: The corpus has no such split.
-            StorageError: The file is missing, or was changed.
+            StorageError: The file is missing, damaged, or was changed.
         """
         if not self.has(split):
             raise DataError(f"the corpus has no {split} split; give data.{split} in the recipe")
-        path, expected = self.directory / f"{split}.tokens", self.summary["splits"][split]["tokens"]
+        if split not in self._streams:
+            self._streams[split] = self._checked_stream(split)
+        return self._streams[split]
+
+    def _checked_stream(self, split: str) -> Tokens:
+        path, summary = self.directory / f"{split}.tokens", self.summary["splits"][split]
+        tokens: Tokens = np.zeros(0, np.int32)
         try:
-            if path.stat().st_size != 4 * expected:
-                raise StorageError(f"{path}: damaged, or changed since it was written; prepare the corpus again")
-            return np.memmap(path, dtype="<i4", mode="r") if expected else np.zeros(0, np.int32)
+            files.check_regular(path)
+            whole = path.stat().st_size == 4 * summary["tokens"]
+            if whole and summary["tokens"]:
+                tokens = np.memmap(path, dtype="<i4", mode="r")
         except OSError as error:
             if isinstance(error, StorageError):
                 raise
             raise StorageError(f"{path}: cannot be read: {error.strerror}; prepare the corpus again") from None
+        if not whole or hashlib.sha256(tokens.data).hexdigest() != summary["checksum"]:
+            raise StorageError(f"{path}: damaged, or changed since it was written; prepare the corpus again")
+        return tokens
 
     def rows(self, split: str, context: int) -> Tokens:
         """Returns the rows of a split, (rows, context + 1); what is left at the end is dropped.

@@ -6,6 +6,7 @@ together have `top_p` of it are drawn from.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from reluformer.errors import ArgumentError, StorageError
 from reluformer.models import storage
 from reluformer.models.language_model import LanguageModel
 from reluformer.training.run import RunDirectory
+from reluformer.translation.formats.tabular import HALF_PAIR
 from reluformer.translation.tokenizer import BEGIN, END, PAD, SEPARATOR, UNKNOWN, Tokenizer
 
 NEVER = (PAD, BEGIN, SEPARATOR, UNKNOWN)
@@ -66,11 +68,15 @@ class Generator:
         Raises:
             ArgumentError: An option lies outside its range.
         """
-        if tokens < 1 or temperature < 0 or not 0 < top_p <= 1:
+        if tokens < 1 or not 0 <= temperature < math.inf or not 0 < top_p <= 1:
             raise ArgumentError(
                 f"tokens={tokens}, temperature={temperature}, top_p={top_p}: tokens must be at least 1, temperature "
-                "not negative, and top_p between 0 and 1"
+                "a number that is not negative, and top_p between 0 and 1"
             )
+        if seed is not None and not 0 <= seed < 2**63:
+            raise ArgumentError(f"seed={seed}: must be between 0 and 2^63 - 1")
+        if HALF_PAIR.search(prompt):
+            raise ArgumentError("the prompt has bytes that are no UTF-8; convert it first")
         random = torch.Generator()
         random.seed() if seed is None else random.manual_seed(seed)
         ids = [BEGIN, *self.tokenizer.encode(prompt)] if prompt else [BEGIN]
@@ -91,22 +97,29 @@ class Generator:
             text = self.tokenizer.decode(ids)
             if not text.endswith("\ufffd"):  # in the middle of a character
                 yield text[len(told) :]
-                told = text
+                ids = [token]  # decoding all of them again would take time that grows with the square of the length
+                told = self.tokenizer.decode(ids)
             states = self.model.step(torch.tensor([[token]]), state)
 
 
 def draw(logits: Tensor, temperature: float, top_p: float, random: torch.Generator) -> int:
     """Returns a token drawn from logits (V,); special tokens but the end are left out.
 
+    Raises:
+        StorageError: A logit is not finite, as weights that are too large cause.
+
     Example:
         >>> draw(torch.tensor([9.0, 9.0, 1.0, 9.0, 9.0, 2.0, 5.0]), 0.0, 1.0, torch.Generator())
         6
     """
     logits = logits.detach().float().cpu().clone()
+    if not bool(logits.isfinite().all()):
+        raise StorageError("the model predicts NaN or infinity; its weights are damaged, take an earlier checkpoint")
     logits[list(NEVER)] = -torch.inf
     if temperature == 0:
         return int(logits.argmax())
-    shares, order = torch.softmax(logits / temperature, dim=-1).sort(descending=True)
+    divisor = min(max(temperature, 1e-30), 1e30)  # beyond, float32 gives 0 / 0
+    shares, order = torch.softmax((logits - logits.max()) / divisor, dim=-1).sort(descending=True)
     kept = shares.cumsum(-1) - shares < top_p  # the first one always
     shares = shares * kept
     return int(order[torch.multinomial(shares / shares.sum(), 1, generator=random)])
