@@ -46,6 +46,8 @@ SECONDS = 5.0
 MEGABYTES = 500
 _COMMAND = "python tests/fuzz/campaign.py --inputs 20000 --out FILE"
 GOOD = ("ok", "refused")
+_MODEL = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer.meta.json", "recipe.yaml")
+"""The files of a model."""
 _SAVE_EVERY = 500
 """The summary is written after so many inputs."""
 _PIECES = {"kills": 20, "requests": 1000}
@@ -139,12 +141,24 @@ class Summary:
             write_json(self._path, {"command": _COMMAND, "limits": limits, "machine": machine, "kinds": self._kinds})
 
 
-def write(files: inputs.Files, directory: Path) -> None:
-    """Writes an input into an empty folder."""
-    shutil.rmtree(directory, ignore_errors=True)
+def write(files: inputs.Files, directory: Path, present: inputs.Files | None = None) -> None:
+    """Writes an input into a folder.
+
+    Args:
+        files: The input.
+        directory: The folder.
+        present: The files that it has, of which only those that differ are written; None empties it first.
+    """
+    if present is None or present.keys() != files.keys():
+        shutil.rmtree(directory, ignore_errors=True)
+        present = {}
     for name, content in files.items():
+        if name in present and present[name] == content:
+            continue
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
+        if name in present:
+            path.unlink()
         if content is None:
             os.mkfifo(path)
         else:
@@ -213,11 +227,14 @@ class Worker:
 
     def _serve(self, connection: Connection) -> None:
         torch.set_num_threads(1)
+        present = None  # what stands in `place`, as far as this process knows
         while True:
             seed, first, stop = connection.recv()
             for number in range(first, stop):
                 if seed is not None:
-                    write(inputs.make(self.kind, self.whole, seed, number), self.place)
+                    files = inputs.make(self.kind, self.whole, seed, number)
+                    write(files, self.place, present)
+                    present = files
                 connection.send(outcome(self.kind, self.place, self.base))
 
     def outcomes(self, seed: int, first: int, stop: int) -> Iterator[Outcome]:
@@ -278,8 +295,11 @@ def workplace() -> Iterator[tuple[Path, Path]]:
 def base_files(kind: str, base: Path) -> inputs.Files:
     """Returns the whole files that inputs of a kind are made from."""
     if kind == "models":
-        names = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer.meta.json", "recipe.yaml")
-        return {name: (base / name).read_bytes() for name in names}
+        return {name: (base / name).read_bytes() for name in _MODEL}
+    if kind == "language":
+        run = targets.language_base(base)
+        names = (*_MODEL, *(f"data/{path.name}" for path in sorted((run / "data").iterdir())))
+        return {name: (run / name).read_bytes() for name in names}
     return inputs.read_files(base) if kind == "runs" else {}
 
 

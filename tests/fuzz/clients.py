@@ -148,6 +148,7 @@ class Campaign:
             except OSError:
                 pass
             self._count("broken clients")
+            self._ends.wait(0.02)  # a flood of them would only keep the good ones waiting
 
 
 def _at_once(connection: http.client.HTTPConnection, body: bytes) -> tuple[int, bytes]:

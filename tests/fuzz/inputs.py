@@ -68,6 +68,10 @@ CORPORA = {
     "a.xlf": DOCUMENTS["a.xlf"].replace("</source>", "</source><target>Ein Mantel.</target>"),
     "a.po": DOCUMENTS["a.po"].replace('msgstr[0] ""', 'msgstr[0] "%d Datei"'),
 }
+LANGUAGE_TEXTS = {
+    "a.txt": DOCUMENTS["a.txt"],
+    "a.jsonl": '{"text": "A cat. It ran."}\n\n{"text": ["A dog.", "It \\u00e9 ran."], "n": 1}\n',
+}
 RECIPE = """data:
   train: {embedded: {documents: 20, sentences: [3, 5]}}
   valid: {src: a.src, tgt: a.tgt, documents: line}
@@ -189,6 +193,13 @@ def corpus(base: Files, draw: random.Random) -> Files:
     return _sometimes_packed(files, draw) if len(files) == 1 else files
 
 
+def text(base: Files, draw: random.Random) -> Files:
+    """Returns a corpus of a language model."""
+    name = draw.choice(list(LANGUAGE_TEXTS))
+    content = None if draw.random() < 0.01 else _several(LANGUAGE_TEXTS[name].encode(), draw)
+    return _sometimes_packed({name: content}, draw)
+
+
 def recipe(base: Files, draw: random.Random) -> Files:
     """Returns a recipe and single values that override it."""
     import yaml
@@ -286,8 +297,10 @@ def _multipart(values: dict[str, Any], boundary: str, files: Files, draw: random
 KINDS: dict[str, Callable[[Files, random.Random], Files]] = {
     "documents": document,
     "corpora": corpus,
+    "texts": text,
     "recipes": recipe,
     "models": model,
+    "language": model,
     "runs": run,
     "bodies": body,
 }

@@ -12,9 +12,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import reluformer as rf
 from reluformer.config import load_yaml
 from reluformer.errors import ReluformerError
+from reluformer.language import load as load_language
+from reluformer.language.corpus import LanguageCorpus
+from reluformer.language.corpus import documents as language_documents
+from reluformer.language.recipe import TextSource
 from reluformer.training.progress import SilentProgress
 from reluformer.training.run import RunDirectory
 from reluformer.translation import formats
@@ -44,8 +50,19 @@ def tiny_recipe(**training: Any) -> Recipe:
 
 
 def make_base(directory: Path) -> None:
-    """Trains a tiny model for a few updates; its run is what models and runs are made from."""
+    """Trains a tiny model of each task for a few updates; the runs are what models and runs are made from."""
     train(tiny_recipe(), directory, progress=SilentProgress())
+    text = {"embedded": {"documents": 12, "sentences": (2, 3)}}
+    data = {"train": text, "valid": text, "tokenizer": {"vocab_size": 300}, "context": 16}
+    model = dict(size="tiny", architecture="reluformer_pro", width=16, heads=2, layers=1, slots=16)
+    training = {"updates": 2, "tokens_per_batch": 64, "device": "cpu"}
+    recipe = {"task": "language", "data": data, "model": model, "training": training}
+    rf.train(recipe, language_base(directory), progress=SilentProgress())
+
+
+def language_base(base: Path) -> Path:
+    """Returns where the run of the language model is."""
+    return base.with_name(f"{base.name}-language")
 
 
 def documents(directory: Path, base: Path) -> None:
@@ -71,6 +88,15 @@ def corpora(directory: Path, base: Path) -> None:
             "".join((document.id, *document.src, *document.tgt)).encode("utf-8")
 
 
+def texts(directory: Path, base: Path) -> None:
+    """Reads all documents of a text; they are of whole characters."""
+    (path,) = directory.iterdir()
+    for ends in ("blank_line", "line", "file"):
+        for document in language_documents([TextSource(path=path, documents=ends)], "train"):
+            assert document.strip()
+            document.encode("utf-8")
+
+
 def recipes(directory: Path, base: Path) -> None:
     """Reads a recipe with its overrides; errors are short."""
     try:
@@ -85,9 +111,25 @@ def recipes(directory: Path, base: Path) -> None:
 
 
 def models(directory: Path, base: Path) -> None:
-    """Loads a model and translates with it."""
-    for text in rf.load(directory).translate(TEXTS):
-        text.encode("utf-8")
+    """Loads a model, as it is and with weights of 8 bits, and translates with it."""
+    for int8 in (False, True):
+        for text in rf.load(directory, int8=int8).translate(TEXTS):
+            text.encode("utf-8")
+
+
+def language(directory: Path, base: Path) -> None:
+    """Loads a language model and its corpus, and continues a text; damage of the corpus is refused."""
+    refused: ReluformerError | None = None
+    try:
+        corpus, whole = LanguageCorpus(directory / "data"), LanguageCorpus(language_base(base) / "data")
+        for split in ("train", "valid"):
+            if corpus.has(split):
+                assert np.array_equal(corpus.stream(split), whole.stream(split)), "the corpus changed"
+    except ReluformerError as error:
+        refused = error
+    load_language(directory).generate("The cat", tokens=4, temperature=0).encode("utf-8")
+    if refused is not None:
+        raise refused
 
 
 def runs(directory: Path, base: Path) -> None:
@@ -161,8 +203,10 @@ class RefusedRequest(ReluformerError):
 TARGETS: dict[str, Callable[[Path, Path], None]] = {
     "documents": documents,
     "corpora": corpora,
+    "texts": texts,
     "recipes": recipes,
     "models": models,
+    "language": language,
     "runs": runs,
     "bodies": bodies,
 }

@@ -42,7 +42,7 @@ def base(campaign: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path
     return directory
 
 
-@pytest.mark.parametrize("kind", ["documents", "corpora", "recipes", "models", "runs", "bodies"])
+@pytest.mark.parametrize("kind", ["documents", "corpora", "texts", "recipes", "models", "language", "runs", "bodies"])
 def test_damaged_input_works_or_is_refused(campaign: ModuleType, base: Path, tmp_path: Path, kind: str) -> None:
     whole = campaign.base_files(kind, base)
     for number in range(INPUTS):
@@ -51,7 +51,7 @@ def test_damaged_input_works_or_is_refused(campaign: ModuleType, base: Path, tmp
         assert found in campaign.GOOD, f"python tests/fuzz/campaign.py --kinds {kind}: number {number}"
 
 
-@pytest.mark.parametrize("kind", ["models", "runs"])
+@pytest.mark.parametrize("kind", ["models", "language", "runs"])
 def test_whole_files_are_no_finding(campaign: ModuleType, base: Path, tmp_path: Path, kind: str) -> None:
     campaign.write(campaign.base_files(kind, base), tmp_path / "input")
     assert campaign.outcome(kind, tmp_path / "input", base).result == "ok"
