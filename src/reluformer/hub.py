@@ -20,12 +20,17 @@ if TYPE_CHECKING:
     from reluformer.integrations import onnx as onnx
     from reluformer.integrations.transformers.attention import PREFIX as PREFIX
     from reluformer.integrations.transformers.attention import attention_function as attention_function
+    from reluformer.integrations.transformers.language_modeling import ReLUFormerForCausalLM as ReLUFormerForCausalLM
+    from reluformer.integrations.transformers.language_modeling import (
+        ReLUFormerLanguageConfig as ReLUFormerLanguageConfig,
+    )
     from reluformer.integrations.transformers.modeling import ReLUFormerConfig as ReLUFormerConfig
     from reluformer.integrations.transformers.modeling import (
         ReLUFormerForConditionalGeneration as ReLUFormerForConditionalGeneration,
     )
     from reluformer.integrations.transformers.pipeline import OutlineProcessor as OutlineProcessor
     from reluformer.integrations.transformers.pipeline import TranslationPipeline as TranslationPipeline
+    from reluformer.integrations.transformers.pipeline import generator as generator
     from reluformer.integrations.transformers.pipeline import search_settings as search_settings
     from reluformer.integrations.transformers.pipeline import translator as translator
     from reluformer.integrations.transformers.registration import register as register
@@ -37,17 +42,21 @@ if TYPE_CHECKING:
     from reluformer.integrations.transformers.relufy.distillation import Distillation as Distillation
     from reluformer.integrations.transformers.run_export import export_run as export_run
     from reluformer.integrations.transformers.run_export import import_run as import_run
+    from reluformer.integrations.transformers.tokenization import (
+        ReLUFormerLanguageTokenizer as ReLUFormerLanguageTokenizer,
+    )
     from reluformer.integrations.transformers.tokenization import ReLUFormerTokenizer as ReLUFormerTokenizer
 
 _MODULES = {
     "attention": ("PREFIX", "attention_function"),
-    "pipeline": ("OutlineProcessor", "TranslationPipeline", "search_settings", "translator"),
+    "language_modeling": ("ReLUFormerForCausalLM", "ReLUFormerLanguageConfig"),
+    "pipeline": ("OutlineProcessor", "TranslationPipeline", "generator", "search_settings", "translator"),
     "modeling": ("ReLUFormerConfig", "ReLUFormerForConditionalGeneration"),
     "registration": ("register",),
     "relufy.conversion": ("RelufyReport", "load_relufied", "relufy", "save_relufied", "save_relufied_run"),
     "relufy.distillation": ("Distillation",),
     "run_export": ("export_run", "import_run"),
-    "tokenization": ("ReLUFormerTokenizer",),
+    "tokenization": ("ReLUFormerLanguageTokenizer", "ReLUFormerTokenizer"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = ["onnx", *_MODULE_OF]

@@ -1,4 +1,4 @@
-"""`reluformer.load` and `reluformer.train`: a translator from any directory that this package writes, and any recipe.
+"""`reluformer.load` and `reluformer.train`: a model from any directory that this package writes, and any recipe.
 
 The command line and Python open models and train them with the same functions. They stand above the
 integrations and the tasks, because an export is read by the integration that wrote it, and a recipe says its task.
@@ -14,7 +14,7 @@ import torch
 
 from reluformer import files, language
 from reluformer.config import read_yaml
-from reluformer.errors import ArgumentError, ConfigError, nearest
+from reluformer.errors import ArgumentError, ConfigError, StorageError, nearest
 from reluformer.language.recipe import LanguageRecipe
 from reluformer.models import CONFIG, WEIGHTS, storage
 from reluformer.training.config import TrainingRecipe
@@ -30,6 +30,8 @@ from reluformer.translation.translator import Translator, load_run
 
 RECIPES: dict[str, type[Recipe] | type[LanguageRecipe]] = {"translation": Recipe, "language": LanguageRecipe}
 """The class of a recipe by its key `task`; a recipe without one is for translation."""
+TRANSLATION, LANGUAGE = "reluformer", "reluformer_language"
+"""What transformers calls the two kinds of exported models."""
 
 
 def train(
@@ -94,10 +96,8 @@ def recipe_class(recipe: Mapping[str, Any] | str | Path) -> type[Recipe] | type[
     raise ConfigError(f"{where}: task: unknown task {task!r}; {nearest(str(task), RECIPES)}")
 
 
-def load(
-    directory: str | Path, device: str | torch.device = "cpu", *, int8: bool = False, **decoding: Any
-) -> Translator:
-    """Loads a translator.
+def load(directory: str | Path, device: str | torch.device = "cpu", *, int8: bool = False, **decoding: Any) -> Any:
+    """Loads a translator or, from the directory of a language model, a `language.Generator`.
 
     Args:
         directory: A run as `reluformer train` writes it, or its `best/`; an export of `reluformer export
@@ -110,11 +110,12 @@ def load(
         **decoding: Keys of `DecodingConfig` that differ from the settings of the run, such as `beam=1`.
 
     Returns:
-        The translator, with the decoding settings of its run.
+        A `Translator` with the decoding settings of its run, or a `Generator`.
 
     Raises:
         StorageError: The directory holds no model, another model's tokenizer, or a damaged file.
-        ArgumentError: The device does not exist, or does not suit an ONNX export or int8 weights.
+        ArgumentError: The device does not exist, or does not suit an ONNX export or int8 weights; or a language
+            model was given decoding settings.
         MissingExtraError: The export needs a package that is not installed.
 
     Example:
@@ -122,7 +123,22 @@ def load(
         >>> translator = rf.load("runs/demo", beam=2)  # doctest: +SKIP
         >>> translator.translate(["The lamp is new."])  # doctest: +SKIP
         ['Die Lampe ist neu.']
+        >>> rf.load("runs/europarl").generate("Mr President,")  # doctest: +SKIP
+        'Mr President, the report is clear.'
     """
+    directory = find_run(Path(directory))
+    if not is_language_model(directory):
+        return load_translator(directory, device, int8=int8, **decoding)
+    if int8 or decoding:
+        given = ", ".join([*(["int8"] if int8 else []), *decoding])
+        raise ArgumentError(f"{directory}: a language model, and {given} is for translation; leave it out")
+    return load_generator(directory, device)
+
+
+def load_translator(
+    directory: str | Path, device: str | torch.device = "cpu", *, int8: bool = False, **decoding: Any
+) -> Translator:
+    """Loads a translator; arguments and errors are those of `load`."""
     directory = find_run(Path(directory))
     if RunDirectory(directory).is_onnx:
         from reluformer.integrations import onnx
@@ -133,10 +149,34 @@ def load(
             raise ArgumentError("an ONNX export keeps its own weights; make it with export --to onnx --quantize int8")
         return onnx.load(directory, **decoding)
     found = _device(device)
-    if _is_transformers_export(directory):
-        translator = _load_transformers_export(directory, found, **decoding)
+    if _transformers_type(directory) == LANGUAGE:
+        raise StorageError(f"{directory}: a language model, which does not translate; use `reluformer generate`")
+    if _transformers_type(directory) == TRANSLATION:
+        from reluformer import hub
+
+        model, tokenizer = _export(directory, hub.ReLUFormerForConditionalGeneration, hub.ReLUFormerTokenizer)
+        translator = hub.translator(model.to(found), tokenizer, **decoding)
         return Translator(decoder_of(translator.model, int8), translator.tokenizer, translator.config)
     return load_run(directory, found, int8=int8, **decoding)
+
+
+def load_generator(directory: str | Path, device: str | torch.device = "cpu") -> language.Generator:
+    """Loads a language model from its run or its export to transformers; arguments and errors are those of `load`."""
+    directory, found = find_run(Path(directory)), _device(device)
+    if _transformers_type(directory) == LANGUAGE:
+        from reluformer import hub
+
+        model, tokenizer = _export(directory, hub.ReLUFormerForCausalLM, hub.ReLUFormerLanguageTokenizer)
+        return hub.generator(model.to(found), tokenizer)
+    if _transformers_type(directory) == TRANSLATION:
+        raise StorageError(f"{directory}: a translation model, not a language model; use `reluformer translate`")
+    return language.load(directory, found)
+
+
+def is_language_model(directory: str | Path) -> bool:
+    """Returns whether a directory holds a language model: a run, a saved model or an export to transformers."""
+    kind = _content(RunDirectory(find_run(Path(directory))).model)
+    return kind.get("model_type") == LANGUAGE or kind.get("architecture") == "language_model"
 
 
 def _device(device: str | torch.device) -> torch.device:
@@ -149,20 +189,22 @@ def _device(device: str | torch.device) -> torch.device:
         raise ArgumentError(f"device {device}: {str(error).splitlines()[0]}; use cpu") from None
 
 
-def _is_transformers_export(directory: Path) -> bool:
-    """Returns whether config.json is one of transformers; `load_run` reports a damaged one."""
+def _content(directory: Path) -> dict[str, Any]:
+    """Returns config.json; empty where it is missing or damaged, which those report who load it."""
     try:
         content = files.parse_json(files.read_text(directory / CONFIG))
     except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and content.get("model_type") == "reluformer"
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
-def _load_transformers_export(directory: Path, device: torch.device, **decoding: Any) -> Translator:
-    from reluformer import hub
+def _transformers_type(directory: Path) -> object:
+    """Returns the type of a model of transformers; None if config.json is another."""
+    return _content(directory).get("model_type")
 
+
+def _export(directory: Path, model: Any, tokenizer: Any) -> tuple[Any, Any]:
+    """Returns model and tokenizer of an export to transformers."""
     if (directory / WEIGHTS).exists():  # large models have several files
         storage.read_header(directory / WEIGHTS)
-    model = hub.ReLUFormerForConditionalGeneration.from_pretrained(directory, dtype=torch.float32)
-    tokenizer = hub.ReLUFormerTokenizer.from_pretrained(directory)
-    return hub.translator(model.to(device), tokenizer, **decoding)
+    return model.from_pretrained(directory, dtype=torch.float32), tokenizer.from_pretrained(directory)

@@ -109,3 +109,33 @@ def test_sizes_that_do_not_fit_are_refused(changes: dict[str, object], message: 
 def test_token_ids_outside_the_vocabulary_are_refused() -> None:
     with pytest.raises(ArgumentError, match="tokens holds token id 40"):
         small()(torch.tensor([[40]]))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_padded_row_is_read_as_without_padding(architecture: str) -> None:
+    model, text = small(architecture), tokens(3, 11)
+    lengths = (11, 7, 1)
+    mask = torch.arange(11) >= 11 - torch.tensor(lengths)[:, None]
+    whole, _ = model.states(text, mask=mask)
+    state, found = model.start(), []
+    for begin, end in ((0, 8), (8, 9), (9, 11)):
+        found.append(model.step(text[:, begin:end], state, mask[:, begin:end]))
+    stepped = torch.cat(found, dim=1)
+    for row, length in enumerate(lengths):
+        alone, _ = model.states(text[row : row + 1, 11 - length :])
+        torch.testing.assert_close(whole[row, 11 - length :], alone[0])
+        torch.testing.assert_close(stepped[row, 11 - length :], alone[0])
+    state.reorder(torch.tensor([2, 1]))
+    after = model.step(text[1:, :1], state)
+    for row, (source, length) in enumerate(((2, 1), (1, 7))):
+        alone, _ = model.states(torch.cat([text[source, 11 - length :], text[1 + row, :1]])[None])
+        torch.testing.assert_close(after[row, 0], alone[0, -1])
+
+
+def test_a_mask_that_does_not_fit_is_refused() -> None:
+    model, text = small(), tokens(2, 5)
+    for mask in (torch.ones(2, 4, dtype=torch.bool), torch.ones(2, 5)):
+        with pytest.raises(ArgumentError, match=r"mask is .* must be boolean \(batch, length\) = \(2, 5\)"):
+            model(text, mask=mask)
+        with pytest.raises(ArgumentError, match="mask is"):
+            model.step(text, model.start(), mask)

@@ -92,7 +92,7 @@ def evaluate(
     for path in (run, against):
         if path is not None:
             check_model(path)
-    from reluformer.loading import load
+    from reluformer.loading import load_translator
     from reluformer.translation import scoring
     from reluformer.translation.significance import compare_systems
 
@@ -103,7 +103,7 @@ def evaluate(
     systems = []
     for path in (run, against):
         if path is not None:
-            translator = load(path, device, int8=int8, **changes)
+            translator = load_translator(path, device, int8=int8, **changes)
             total = sum(len(document.src) for document in documents)
             with counted(f"translating with {escape(path.resolve().name)}", "sentences", total) as report:
                 systems.append(scoring.evaluate(path, translator, documents, embedded=embedded, report=report))

@@ -79,7 +79,12 @@ def export(
     typer.echo(f"wrote {target}")
     for name, size in written.get("files", {}).items():
         typer.echo(f"  {name}  {size:,} bytes")
-    typer.echo(_NEXT[to].format(run=source, out=target))
+    from reluformer.loading import is_language_model
+
+    model, use = "AutoModelForSeq2SeqLM", f"reluformer translate {target} document.txt"
+    if is_language_model(source):
+        model, use = "AutoModelForCausalLM", f'reluformer generate {target} "The beginning"'
+    typer.echo(_NEXT[to].format(run=source, out=target, model=model, use=use))
 
 
 def _to_hf(run: Path, out: Path, quantize: str | None, opset: int | None, force: bool) -> dict[str, Any]:
@@ -111,14 +116,12 @@ _WRITERS: dict[ExportTarget, Callable[[Path, Path, str | None, int | None, bool]
     ExportTarget.run: _to_run,
 }
 _NEXT = {
-    ExportTarget.hf: (
-        "load it with: from reluformer import hub; hub.register(); AutoModelForSeq2SeqLM.from_pretrained('{out}')"
-    ),
+    ExportTarget.hf: "load it with: from reluformer import hub; hub.register(); {model}.from_pretrained('{out}')",
     ExportTarget.onnx: (
         "translate with: reluformer translate {out} document.txt; what it changes in BLEU and speed: "
         "reluformer evaluate {run} --against {out}"
     ),
-    ExportTarget.run: "translate with: reluformer translate {out} document.txt",
+    ExportTarget.run: "use it with: {use}",
 }
 
 
@@ -173,13 +176,13 @@ def serve(
     from reluformer.integrations.server.application import serve as serve_models
     from reluformer.integrations.server.limits import ServerLimits
     from reluformer.integrations.server.model_registry import ModelRegistry, ServedModel, unique_names
-    from reluformer.loading import load
+    from reluformer.loading import load_translator
 
     if threads is not None:
         torch.set_num_threads(threads)
     limits = ServerLimits(characters=characters, batch_texts=max_batch, waiting=waiting, request_seconds=timeout)
     served = [
-        ServedModel(name, load(run, device, int8=int8, **changes), *languages(run))
+        ServedModel(name, load_translator(run, device, int8=int8, **changes), *languages(run))
         for run, name in zip(runs, unique_names(runs), strict=True)
     ]
     if key is None and not host.startswith(_LOOPBACK):

@@ -38,9 +38,9 @@ def generate(
     Example: reluformer generate runs/language "Mr President," --temperature 0.7
     """
     check_model(run)
-    from reluformer import language
+    from reluformer.loading import load_generator
 
-    pieces = language.load(run).stream(prompt, tokens=tokens, temperature=temperature, top_p=top_p, seed=seed)
+    pieces = load_generator(run).stream(prompt, tokens=tokens, temperature=temperature, top_p=top_p, seed=seed)
     if as_json:
         typer.echo(json.dumps({"prompt": prompt, "continuation": "".join(pieces)}, indent=2, ensure_ascii=False))
         return

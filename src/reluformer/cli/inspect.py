@@ -99,10 +99,10 @@ def inspect(
     if not skeleton.sentences:
         raise DataError(f"{STDIN if source is None else source}: holds no sentence")
     changes = decoding_changes(settings, beam=beam, length_penalty=length_penalty)
-    from reluformer.loading import load
+    from reluformer.loading import load_translator
     from reluformer.translation.inspection import read_windows, windows_as_json
 
-    translator = load(run, device, int8=False, **changes)
+    translator = load_translator(run, device, int8=False, **changes)
     windows = read_windows(translator, skeleton.sentences, layer, head, kind)
     if as_json:
         typer.echo(json.dumps(windows_as_json(windows), indent=2, ensure_ascii=False))

@@ -118,10 +118,10 @@ def _is_pretrained(source: Path) -> bool:
 
 def _run(source: Path, out: Path, texts: Path | None, limit: int, options: dict[str, Any]) -> RelufyReport:
     from reluformer.integrations.transformers.relufy.conversion import relufy, save_relufied_run
-    from reluformer.loading import load
+    from reluformer.loading import load_translator
 
     open_run(source).check_recipe()
-    teacher = load(source)
+    teacher = load_translator(source)
     pairs = list(islice(_pairs(source, texts), limit))
     student, report = relufy(teacher.model, pairs, tokenizer=teacher.tokenizer, **options)
     save_relufied_run(student, out, like=source, report=report)

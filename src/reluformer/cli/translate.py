@@ -99,9 +99,9 @@ def translate(
     if not listing:
         _report_skipped(texts, skipped)
     pairs = None if score is None else _pair_documents(texts[0].skeleton, score, formats, texts[0].file.name)
-    from reluformer.loading import load
+    from reluformer.loading import load_translator
 
-    translator = load(run, device, int8=int8, **changes)
+    translator = load_translator(run, device, int8=int8, **changes)
     if stream:
         _stream(translator, texts[0])
     elif pairs is not None:

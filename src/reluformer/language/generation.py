@@ -34,7 +34,8 @@ class Generator:
         'The session is adjourned.'
     """
 
-    def __init__(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: LanguageModel, tokenizer: Tokenizer, device: str | torch.device = "cpu") -> None:
+        """Take a model, which is on `device`, and its tokenizer."""
         if tokenizer.vocab_size != model.config.vocab_size:
             raise StorageError(
                 f"the tokenizer has {tokenizer.vocab_size} entries and the model {model.config.vocab_size}; they "
@@ -42,6 +43,7 @@ class Generator:
             )
         self.model = model.eval()
         self.tokenizer = tokenizer
+        self.device = device
 
     def generate(self, prompt: str = "", **options: float | int | None) -> str:
         """Returns the prompt with its continuation; the options are those of `stream`."""
@@ -88,7 +90,7 @@ class Generator:
     ) -> Iterator[str]:
         state = self.model.start()
         told = self.tokenizer.decode(ids)
-        states = self.model.step(torch.tensor([ids]), state)
+        states = self.model.step(torch.tensor([ids], device=self.device), state)
         for _ in range(tokens):
             token = draw(self.model.logits(states[0, -1]), temperature, top_p, random)
             if token == END:
@@ -99,7 +101,7 @@ class Generator:
                 yield text[len(told) :]
                 ids = [token]  # decoding all of them again would take time that grows with the square of the length
                 told = self.tokenizer.decode(ids)
-            states = self.model.step(torch.tensor([[token]]), state)
+            states = self.model.step(torch.tensor([[token]], device=self.device), state)
 
 
 def draw(logits: Tensor, temperature: float, top_p: float, random: torch.Generator) -> int:
@@ -125,11 +127,12 @@ def draw(logits: Tensor, temperature: float, top_p: float, random: torch.Generat
     return int(order[torch.multinomial(shares / shares.sum(), 1, generator=random)])
 
 
-def load(directory: str | Path) -> Generator:
-    """Loads a language model with its tokenizer.
+def load(directory: str | Path, device: str | torch.device = "cpu") -> Generator:
+    """Loads a language model with its tokenizer from a run; `reluformer.load` opens exports as well.
 
     Args:
         directory: A run as `reluformer train` writes it, or its `best/`.
+        device: The device that the model computes on.
 
     Raises:
         StorageError: The directory holds no language model, another model's tokenizer, or a damaged file.
@@ -141,4 +144,4 @@ def load(directory: str | Path) -> Generator:
     expected = storage.tokenizer_fingerprint(path)
     if expected is not None and expected != tokenizer.fingerprint:
         raise StorageError(f"{path}: the model was trained with another tokenizer; copy the whole directory")
-    return Generator(model, tokenizer)
+    return Generator(model.to(device), tokenizer, device)

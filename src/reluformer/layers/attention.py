@@ -271,7 +271,7 @@ class Attention(nn.Module):
 
         Args:
             tokens: (B, T, D).
-            mask: (B, T), True where they are visible.
+            mask: (B, T), True where they are visible; with a `cache` that of all slots, theirs included.
             rotation: turns the keys.
             offsets: (S + 1), where packed sequences begin.
             cache: the slots of the tokens before; a shift and a forget gate go on from there.
@@ -280,14 +280,20 @@ class Attention(nn.Module):
             cache.check(tokens.size(0), self.key_heads, self.forget_bias is not None)
         keys, values = (self.split_heads(part) for part in self.key_value(tokens).chunk(2, dim=-1))
         if self.shift is not None:
-            keys, values = self._shifted(tokens, keys, values, offsets, cache)
+            keys, values = self._shifted(tokens, keys, values, mask, offsets, cache)
         if self.key_norm is not None:
             keys = self.key_norm(keys)
         keys = keys if rotation is None else rotate(keys, rotation)
-        return TokenSlots(keys, values, mask, self._forgotten(tokens, cache), offsets)
+        return TokenSlots(keys, values, mask, self._forgotten(tokens, mask, cache), offsets)
 
     def _shifted(
-        self, tokens: Tensor, keys: Tensor, values: Tensor, offsets: Tensor | None, cache: SlotCache | None
+        self,
+        tokens: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None,
+        offsets: Tensor | None,
+        cache: SlotCache | None,
     ) -> tuple[Tensor, Tensor]:
         """Mix each key and value with those of the token before; the first of a sequence has nothing before it."""
         assert self.shift is not None
@@ -298,6 +304,9 @@ class Attention(nn.Module):
             share = share.masked_fill(first[:-1, None], 0)
         elif cache is None or cache.last is None:
             share = torch.cat([torch.zeros_like(share[:, :, :1]), share[:, :, 1:]], dim=2)
+        if mask is not None:  # padding is nothing
+            follows = F.pad(mask, (1, 0), value=True)[:, -tokens.size(1) - 1 : -1]
+            share = share.masked_fill(~follows[:, None, :, None], 0)
         before = (None, None) if cache is None or cache.last is None else cache.last
         if cache is not None:
             cache.last = (keys[:, :, -1:], values[:, :, -1:])
@@ -307,7 +316,7 @@ class Attention(nn.Module):
             mixed.append(weight * earlier + (1 - weight) * part)
         return mixed[0], mixed[1]
 
-    def _forgotten(self, tokens: Tensor, cache: SlotCache | None) -> Tensor | None:
+    def _forgotten(self, tokens: Tensor, mask: Tensor | None, cache: SlotCache | None) -> Tensor | None:
         """Return the cumulative sums of log forget gates in float32, (B, H, T); None without a gate."""
         if self.forget_bias is None:
             return None
@@ -316,7 +325,10 @@ class Attention(nn.Module):
             logits = bias.expand(*tokens.shape[:2], self.heads)
         else:
             logits = self.forget(tokens).to(bias.dtype) + bias
-        sums = F.logsigmoid(logits).transpose(1, 2).cumsum(-1)
+        logs = F.logsigmoid(logits).transpose(1, 2)
+        if mask is not None:  # padding forgets nothing
+            logs = logs.masked_fill(~mask[:, None, -tokens.size(1) :], 0)
+        sums = logs.cumsum(-1)
         before = None if cache is None else cache.forgotten
         return sums if before is None else before + sums
 
@@ -332,14 +344,14 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, RowStats | None]:
         """Read `slots` for each of x (B, T, D); without them, the slots of x itself.
 
-        For its own slots, `mask` (B, T) says which are visible, `offsets` where packed
-        sequences begin, and `cache` holds those of the tokens before x. A batch of given
+        For its own slots, `mask` says which are visible, `offsets` where packed sequences
+        begin, and `cache` holds those of the tokens before x; the arguments of `slots`. A batch of given
         slots that is smaller than that of x by a factor is shared by so many consecutive
         rows (the beams of one source), without being repeated.
         """
         if slots is None:
             slots = self.slots(x, mask, rotation, offsets, cache)
-            slots = slots if cache is None else cache.append(slots)
+            slots = slots if cache is None else cache.append(slots)._replace(mask=mask)
         batch, length, width = x.shape
         shared = batch // slots.keys.size(0) if batch else 1
         q = self.split_heads(self.query(x).reshape(-1, shared * length, width))

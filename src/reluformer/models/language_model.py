@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -23,16 +24,34 @@ from reluformer.models.config import LanguageConfig
 
 
 class LanguageState:
-    """The state of step-by-step reading: the cached slots of each layer, and how many tokens there are."""
+    """The state of step-by-step reading: the cached slots of each layer, which are visible, and how many there are."""
 
     def __init__(self, layers: int) -> None:
         self.caches = [SlotCache() for _ in range(layers)]
         self.length = 0
+        self.mask: Tensor | None = None
+        """(B, length), False at padding; None if there is none."""
 
     def reorder(self, rows: Tensor) -> None:
         """Keeps these rows of the batch, in this order."""
         for cache in self.caches:
             cache.reorder(rows)
+        if self.mask is not None:
+            self.mask = self.mask.index_select(0, rows)
+
+    def append_mask(self, mask: Tensor | None, tokens: Tensor) -> Tensor | None:
+        """Adds the mask of new tokens (B, T), and returns that of all tokens so far; None if no token is hidden."""
+        if mask is None and self.mask is None:
+            return None
+        if self.mask is not None and self.mask.size(0) != tokens.size(0):
+            raise ArgumentError(
+                f"state has a batch of {self.mask.size(0)} and tokens one of {tokens.size(0)}; it belongs to another "
+                "batch, so begin a new one with start()"
+            )
+        before = tokens.new_ones(tokens.size(0), self.length, dtype=torch.bool) if self.mask is None else self.mask
+        new = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
+        self.mask = torch.cat([before, new], dim=1)
+        return self.mask
 
 
 class LanguageModel(TokenModel):
@@ -73,29 +92,34 @@ class LanguageModel(TokenModel):
         for embedding in dict.fromkeys((self.embedding, self.output_embedding)):
             nn.init.normal_(embedding.weight, std=config.width**-0.5)
 
-    def forward(self, tokens: Tensor, offsets: Tensor | None = None, stats: bool = False) -> Output:
+    def forward(
+        self, tokens: Tensor, offsets: Tensor | None = None, stats: bool = False, mask: Tensor | None = None
+    ) -> Output:
         """Returns the logits of the token after each position.
 
         Args:
             tokens: (B, T) token ids. Padding on the right needs no mask: no earlier position can see it.
             offsets: (S + 1), where the sequences of a packed batch of one begin, from 0 to T.
             stats: Whether to return the row statistics of each attention.
+            mask: (B, T), False at padding, which no token reads, counts or is forgotten by. A row that is padded on
+                the left is read as without padding.
 
         Raises:
             ArgumentError: A shape or type does not fit, or a token id lies outside the vocabulary.
         """
-        states, reads = self.states(tokens, offsets, stats)
+        states, reads = self.states(tokens, offsets, stats, mask)
         return Output(self.logits(states), reads)
 
     def states(
-        self, tokens: Tensor, offsets: Tensor | None = None, stats: bool = False
+        self, tokens: Tensor, offsets: Tensor | None = None, stats: bool = False, mask: Tensor | None = None
     ) -> tuple[Tensor, dict[str, RowStats]]:
         """Returns the states (B, T, D) that predict the next tokens, and row statistics; the arguments of `forward`."""
         self._check_tokens("tokens", tokens)
+        _check_mask(mask, tokens)
         x, reads = self._embed(tokens), {}
         turn = self._rotation(0, tokens)
         for i, block in enumerate(self.decoder):
-            x, row_stats = self._run(block, x, rotation=turn, offsets=offsets, stats=stats)
+            x, row_stats = self._run(block, x, mask=mask, rotation=turn, offsets=offsets, stats=stats)
             reads.update({f"decoder.{i}.attention": row for row in row_stats})
         return self.decoder_norm(x), reads
 
@@ -107,23 +131,25 @@ class LanguageModel(TokenModel):
         """Starts to read step by step."""
         return LanguageState(len(self.decoder))
 
-    def step(self, tokens: Tensor, state: LanguageState) -> Tensor:
+    def step(self, tokens: Tensor, state: LanguageState, mask: Tensor | None = None) -> Tensor:
         """Appends tokens (B, T) to `state` and returns the states (B, T, D) of the new positions.
 
-        The result is equal to that of `states` on the whole prefix.
+        The result is equal to that of `states` on the whole prefix. `mask` (B, T) is that of the new tokens.
 
         Raises:
             ArgumentError: The state belongs to a model with other layers or heads, or to another batch.
         """
         self._check_tokens("tokens", tokens)
+        _check_mask(mask, tokens)
         if len(state.caches) != len(self.decoder):
             raise ArgumentError(
                 f"state has {len(state.caches)} layers and the model {len(self.decoder)}; it belongs to another model, "
                 "so begin a new one with start()"
             )
         x, turn = self._embed(tokens), self._rotation(state.length, tokens)
+        visible = state.append_mask(mask, tokens)
         for block, cache in zip(self._blocks(), state.caches, strict=True):
-            x, _ = block(x, cache=cache, rotation=turn)
+            x, _ = block(x, mask=visible, cache=cache, rotation=turn)
         state.length += tokens.size(1)
         states: Tensor = self.decoder_norm(x)
         return states
@@ -141,3 +167,12 @@ class LanguageModel(TokenModel):
         if self.config.positions != "rotary":
             return None
         return rotation(first, tokens.size(1), self.config.width // self.config.heads, tokens.device)
+
+
+def _check_mask(mask: Tensor | None, tokens: Tensor) -> None:
+    """Raises an error unless the mask is boolean and has the shape of the tokens."""
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != tokens.shape):
+        raise ArgumentError(
+            f"mask is {mask.dtype} of shape {tuple(mask.shape)}; it must be boolean (batch, length) = "
+            f"{tuple(tokens.shape)}, True at tokens and False at padding"
+        )

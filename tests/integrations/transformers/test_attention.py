@@ -249,6 +249,36 @@ def test_generation_is_the_same_with_every_cache(families: Any, tokens: Any) -> 
     assert torch.equal(model.generate(given, past_key_values=static, **options), without)
 
 
+@pytest.mark.parametrize("side", ["left", "right", None])
+def test_a_llama_with_grouped_heads_trains_and_decodes_with_the_sparse_rule(
+    families: Any, tokens: Any, side: str | None
+) -> None:
+    ours, plain = both(families["llama"], "relu_chance")
+    given, mask = tokens(2, 9), torch.ones(2, 9, dtype=torch.long) if side is None else padded(9, side)
+    labels = given.masked_fill(mask == 0, -100)
+    losses: list[list[float]] = []
+    for model in (ours, plain):
+        optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = model(given, attention_mask=mask, labels=labels).loss
+            loss.backward()
+            optimizer.step()
+            found.append(float(loss.detach()))
+        losses.append(found)
+    torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=TOLERANCE)
+    assert losses[0][-1] < losses[0][0]
+    if side != "right":  # transformers generates after padding on the left only
+        options = dict(attention_mask=mask, max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=None)
+        for settings in ({}, {"num_beams": 3}):
+            cached, uncached, expected = (
+                model.generate(given, use_cache=use, **options, **settings)
+                for model, use in ((ours, True), (ours, False), (plain, False))
+            )
+            assert torch.equal(cached, uncached)
+            assert torch.equal(cached, expected)
+
+
 def test_packed_sequences_do_not_see_each_other(families: Any, tokens: Any) -> None:
     model = families["llama"].make("reluformer:relu").double()
     given = tokens(1, 9)

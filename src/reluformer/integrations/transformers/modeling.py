@@ -8,27 +8,28 @@ Shapes: B rows, S source tokens, T target tokens, D width, V vocabulary.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
-from torch.nn import functional as F
-from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-from reluformer.errors import ArgumentError, ConfigError, StorageError
+from reluformer.errors import ArgumentError
+from reluformer.integrations.transformers.pretrained import (
+    IGNORED_LABEL,
+    NetworkConfig,
+    NetworkModel,
+    refuse_recording,
+)
 from reluformer.layers import SlotCache, TokenSlots
 from reluformer.models.config import ModelConfig
 from reluformer.models.encoder_decoder import DecoderState, Encoded, ReLUFormer
 from reluformer.translation.recipe import DecodingConfig
-from reluformer.translation.tokenizer import BEGIN, END, PAD
-
-IGNORED_LABEL = -100
+from reluformer.translation.tokenizer import BEGIN
 
 
-class ReLUFormerConfig(PreTrainedConfig):
+class ReLUFormerConfig(NetworkConfig):
     """The configuration of a ReLUFormer in transformers.
 
     `network` holds the values of a `ModelConfig`, which describes the whole network.
@@ -41,110 +42,47 @@ class ReLUFormerConfig(PreTrainedConfig):
     """
 
     model_type: ClassVar[str] = "reluformer"
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    schema = ModelConfig
 
-    network: dict[str, Any] | None = None
-    """The same as in a run's config.json."""
     decoding: dict[str, Any] | None = None
     """The same as in a run's recipe, with the window that the model was trained on."""
-    tokenizer_sha256: str | None = None
-    """The fingerprint of the tokenizer that the model was trained with."""
     source_lang: str | None = None
     target_lang: str | None = None
     is_encoder_decoder: bool = True
-    use_cache: bool = True
-    pad_token_id: int | None = PAD
-    bos_token_id: int | None = BEGIN
-    eos_token_id: int | list[int] | None = END
     decoder_start_token_id: int | None = BEGIN
-    tie_word_embeddings: bool = True
-
-    def __post_init__(self, **options: Any) -> None:
-        if self.network is not None:
-            self.tie_word_embeddings = self.to_model_config().tied_embeddings
-        super().__post_init__(**options)
 
     @classmethod
     def from_model_config(cls, config: ModelConfig, **values: Any) -> ReLUFormerConfig:
         """Creates the configuration of a network; `values` are further fields of this class."""
         if config.separator is not None:  # the cache of transformers holds slots, and not the number of sentences
             values = {"use_cache": False, **values}
-        return cls(network=config.model_dump(mode="json"), **values)
-
-    def to_model_config(self) -> ModelConfig:
-        """Returns the `ModelConfig` of the network."""
-        if self.network is None:
-            raise ConfigError(
-                "ReLUFormerConfig has no network; make it with ReLUFormerConfig.from_model_config(ModelConfig(...))"
-            )
-        return ModelConfig.parse(self.network, where="config.json: network")
+        made: ReLUFormerConfig = super().from_model_config(config, **values)
+        return made
 
     def to_decoding_config(self) -> DecodingConfig:
         """Returns the decoding settings of the run, or the defaults."""
         return DecodingConfig.parse(self.decoding or {}, where="config.json: decoding")
 
     @property
-    def vocab_size(self) -> int:
-        return self.to_model_config().vocab_size
-
-    @property
-    def hidden_size(self) -> int:
-        return self.to_model_config().width
-
-    @property
-    def num_attention_heads(self) -> int:
-        return self.to_model_config().heads
-
-    @property
     def num_hidden_layers(self) -> int:
         """The number of decoder layers, whose slots are cached."""
-        return self.to_model_config().decoder_layers
+        return int(self.to_model_config().decoder_layers)
 
 
-class ReLUFormerForConditionalGeneration(PreTrainedModel, GenerationMixin):
+class ReLUFormerForConditionalGeneration(NetworkModel):
     """A ReLUFormer that translates a source into a target; `model` is the network itself."""
 
     config_class = ReLUFormerConfig
-    base_model_prefix = "model"
-    main_input_name = "input_ids"
-    supports_gradient_checkpointing = True
-    accepts_loss_kwargs = True
-    _no_split_modules: ClassVar[list[str]] = ["Block"]
+    model: ReLUFormer
     _tied_weights_keys: ClassVar[dict[str, str]] = {
         "model.target_embedding.weight": "model.source_embedding.weight",
         "model.output_embedding.weight": "model.source_embedding.weight",
     }
-    _can_set_attn_implementation_cached_value = False  # the rules are those of the configuration
 
     def __init__(self, config: ReLUFormerConfig) -> None:
         super().__init__(config)
         self.model = ReLUFormer(config.to_model_config())
         self.post_init()
-
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **options: Any) -> Any:
-        """Loads a model as transformers does, but a missing or unexpected weight is an error.
-
-        Raises:
-            StorageError: Files are missing or damaged, or the weights do not fit config.json.
-        """
-        wants_report = options.pop("output_loading_info", False)
-        options["output_loading_info"] = True
-        _check_files(pretrained_model_name_or_path)
-        try:
-            model, report = super().from_pretrained(pretrained_model_name_or_path, *args, **options)
-        except (SafetensorError, RuntimeError) as error:
-            raise StorageError(
-                f"{pretrained_model_name_or_path}: the weights are damaged or belong to another config.json "
-                f"({str(error).splitlines()[0]}); export or save the model again"
-            ) from None
-        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-            if names := sorted(map(str, report.get(kind) or ())):
-                raise StorageError(
-                    f"{pretrained_model_name_or_path}: the weights do not fit config.json: {kind.replace('_', ' ')} "
-                    f"{', '.join(names[:3])}{' ...' if len(names) > 3 else ''}; export or save the model again"
-                )
-        return (model, report) if wants_report else model
 
     def forward(
         self,
@@ -165,7 +103,7 @@ class ReLUFormerForConditionalGeneration(PreTrainedModel, GenerationMixin):
 
         Both sides are padded on the right. Labels of -100 or of the padding token do not count.
         """
-        _refuse_recording(output_attentions, output_hidden_states)
+        refuse_recording(output_attentions, output_hidden_states)
         if decoder_input_ids is None and labels is not None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         if decoder_input_ids is None:
@@ -181,7 +119,7 @@ class ReLUFormerForConditionalGeneration(PreTrainedModel, GenerationMixin):
             states = self.model.step(decoder_input_ids, self._decoder_state(encoded, past_key_values))
         logits = self.model.logits(states)
         output = Seq2SeqLMOutput(
-            loss=None if labels is None else self._loss(logits, labels, num_items_in_batch),
+            loss=None if labels is None else self.cross_entropy(logits, labels, num_items_in_batch),
             logits=logits,
             past_key_values=past_key_values if caches else None,
             encoder_last_hidden_state=encoded.states,
@@ -202,28 +140,6 @@ class ReLUFormerForConditionalGeneration(PreTrainedModel, GenerationMixin):
 
     def get_output_embeddings(self) -> nn.Embedding:
         return self.model.output_embedding
-
-    def resize_token_embeddings(self, *args: Any, **options: Any) -> nn.Embedding:
-        raise ArgumentError(
-            "the vocabulary of a ReLUFormer is that of its tokenizer; train a model with the tokenizer that you want"
-        )
-
-    def gradient_checkpointing_enable(self, *args: Any, **options: Any) -> None:
-        """Recomputes each block in the backward pass; the arguments of transformers have no effect."""
-        self._checkpoint_activations(True)
-
-    def gradient_checkpointing_disable(self) -> None:
-        self._checkpoint_activations(False)
-
-    @property
-    def is_gradient_checkpointing(self) -> bool:
-        return self.model.config.checkpoint_activations
-
-    def _checkpoint_activations(self, on: bool) -> None:
-        self.model.config = self.model.config.replace(checkpoint_activations=on)
-
-    def _init_weights(self, module: nn.Module) -> None:
-        """Does nothing: the layers of a ReLUFormer initialize their own weights."""
 
     def _encoded(self, tokens: Tensor | None, mask: Tensor | None, outputs: Any) -> Encoded:
         if outputs is not None:
@@ -256,13 +172,6 @@ class ReLUFormerForConditionalGeneration(PreTrainedModel, GenerationMixin):
         state.caches = [LayerCache(cache, layer, state) for layer in range(len(sources))]
         return state
 
-    def _loss(self, logits: Tensor, labels: Tensor, count: Tensor | int | None) -> Tensor:
-        """Returns the cross entropy, divided by `count` if several batches make one update."""
-        labels = labels.masked_fill(labels == self.config.pad_token_id, IGNORED_LABEL)
-        total = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="sum")
-        counted = (labels != IGNORED_LABEL).sum().clamp_min(1) if count is None else count
-        return total / counted
-
 
 class SourceEncoder:
     """The encoder as `generate` calls it."""
@@ -281,7 +190,7 @@ class SourceEncoder:
         return_dict: bool | None = None,
     ) -> BaseModelOutput:
         """Encodes tokens (B, S) as states (B, S, D)."""
-        _refuse_recording(output_attentions, output_hidden_states)
+        refuse_recording(output_attentions, output_hidden_states)
         return BaseModelOutput(last_hidden_state=self._model._encoded(input_ids, attention_mask, None).states)
 
     __call__ = forward
@@ -328,22 +237,3 @@ def _check_padding(name: str, mask: Tensor | None, cache: Any) -> None:
             f"{name} of shape {tuple(mask.shape)} hides a token before a visible one; positions count from the left, "
             "so pad on the right (tokenizer.padding_side = 'right')"
         )
-
-
-def _refuse_recording(attentions: bool | None, hidden_states: bool | None) -> None:
-    if attentions or hidden_states:
-        raise ArgumentError(
-            "a ReLUFormer does not record attentions or hidden states here; "
-            "reluformer.translation.inspection.read_map(model.model, ...) gives what each token read"
-        )
-
-
-def _check_files(name: Any) -> None:
-    """Raises an error for a directory without its files, before transformers searches the Hub for it."""
-    directory = Path(str(name))
-    if not directory.is_dir():
-        return
-    if not (directory / "config.json").is_file():
-        raise StorageError(f"{directory}: holds no config.json; give the directory of an export or a saved model")
-    if not any(directory.glob("*.safetensors")):
-        raise StorageError(f"{directory}: model.safetensors is missing; copy the whole directory or export again")

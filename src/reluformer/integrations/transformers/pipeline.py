@@ -1,4 +1,4 @@
-"""`generate` with the settings of our beam search, the translation pipeline, and a `Translator`.
+"""`generate` with the settings of our beam search, the translation pipeline, a `Translator` and a `Generator`.
 
 `generate(**search_settings(config))` ranks hypotheses as our beam search does. Both divide
 the log-probability by length^length_penalty; the end token counts, the begin token does
@@ -17,8 +17,14 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, Pipeline
 
 from reluformer.errors import ArgumentError
+from reluformer.integrations.transformers.language_modeling import ReLUFormerForCausalLM
 from reluformer.integrations.transformers.modeling import ReLUFormerForConditionalGeneration
-from reluformer.integrations.transformers.tokenization import ReLUFormerTokenizer, check_fingerprint
+from reluformer.integrations.transformers.tokenization import (
+    ReLUFormerLanguageTokenizer,
+    ReLUFormerTokenizer,
+    check_fingerprint,
+)
+from reluformer.language import Generator
 from reluformer.translation import formats
 from reluformer.translation.recipe import DecodingConfig
 from reluformer.translation.search import Outline, OutlineState
@@ -95,6 +101,20 @@ def translator(
     check_tokenizer(model, tokenizer)
     config = model.config.to_decoding_config().replace(**decoding)
     return Translator(model.model.eval(), tokenizer.own, config)
+
+
+def generator(model: ReLUFormerForCausalLM, tokenizer: ReLUFormerLanguageTokenizer) -> Generator:
+    """Returns a `Generator`, which continues a text as `reluformer generate` does.
+
+    Args:
+        model: A model from `from_pretrained`.
+        tokenizer: The tokenizer of this model.
+
+    Raises:
+        StorageError: The tokenizer belongs to another model.
+    """
+    check_tokenizer(model, tokenizer)
+    return Generator(model.model, tokenizer.own, model.device)
 
 
 def check_tokenizer(model: Any, tokenizer: Any) -> None:

@@ -13,6 +13,7 @@ from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
     AutoConfig,
+    AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     PreTrainedModel,
@@ -23,19 +24,20 @@ from transformers.pipelines import PIPELINE_REGISTRY
 from reluformer import rules
 from reluformer.errors import ArgumentError
 from reluformer.integrations.transformers.attention import PREFIX, attention_function, check_rule, mask_function
+from reluformer.integrations.transformers.language_modeling import ReLUFormerForCausalLM, ReLUFormerLanguageConfig
 from reluformer.integrations.transformers.modeling import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.integrations.transformers.pipeline import TASK, TranslationPipeline
-from reluformer.integrations.transformers.tokenization import ReLUFormerTokenizer
+from reluformer.integrations.transformers.tokenization import ReLUFormerLanguageTokenizer, ReLUFormerTokenizer
 
 _GUARDED = "_reluformer_guarded"
 _FAMILIES = "use a model of a family that does, such as BERT, GPT-2, Llama, Marian or T5"
 
 
 def register() -> None:
-    """Registers every rule as attn_implementation="reluformer:NAME", and ReLUFormer as a model.
+    """Registers every rule as attn_implementation="reluformer:NAME", and our models.
 
-    Afterwards AutoConfig, AutoModelForSeq2SeqLM and AutoTokenizer load an exported
-    ReLUFormer, and `pipeline` supports the task "translation" again. Call it again after
+    Afterwards AutoConfig, AutoModelForSeq2SeqLM, AutoModelForCausalLM and AutoTokenizer load
+    exported models, and `pipeline` supports the task "translation" again. Call it again after
     registering rules of your own; calling it twice is harmless.
 
     Example:
@@ -48,6 +50,9 @@ def register() -> None:
     AutoConfig.register(ReLUFormerConfig.model_type, ReLUFormerConfig, exist_ok=True)
     AutoModelForSeq2SeqLM.register(ReLUFormerConfig, ReLUFormerForConditionalGeneration, exist_ok=True)
     AutoTokenizer.register(ReLUFormerConfig, tokenizer_class=ReLUFormerTokenizer, exist_ok=True)
+    AutoConfig.register(ReLUFormerLanguageConfig.model_type, ReLUFormerLanguageConfig, exist_ok=True)
+    AutoModelForCausalLM.register(ReLUFormerLanguageConfig, ReLUFormerForCausalLM, exist_ok=True)
+    AutoTokenizer.register(ReLUFormerLanguageConfig, tokenizer_class=ReLUFormerLanguageTokenizer, exist_ok=True)
     PIPELINE_REGISTRY.supported_tasks.pop(TASK, None)  # registering a task twice is a warning
     getattr(pipelines, "REMOVED_TASKS", {}).pop(TASK, None)  # transformers 5 knows the name only to refuse it
     PIPELINE_REGISTRY.register_pipeline(TASK, TranslationPipeline, pt_model=AutoModelForSeq2SeqLM, type="text")

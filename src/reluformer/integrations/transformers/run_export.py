@@ -5,7 +5,8 @@
     tokenizer.json, tokenizer.meta.json     the same files, and tokenizer_config.json
     recipe.yaml                             the same file: how the model was trained and decodes
 
-The directory appears under its name only when it is complete.
+A language model has no decoding section and no languages. The directory appears under its name only when it is
+complete.
 """
 
 from __future__ import annotations
@@ -13,19 +14,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers.utils import logging
 
+from reluformer import language
 from reluformer.errors import StorageError
 from reluformer.files import parse_json, read_text, whole_directory
+from reluformer.integrations.transformers.language_modeling import ReLUFormerForCausalLM, ReLUFormerLanguageConfig
 from reluformer.integrations.transformers.modeling import ReLUFormerConfig, ReLUFormerForConditionalGeneration
-from reluformer.integrations.transformers.tokenization import ReLUFormerTokenizer
+from reluformer.integrations.transformers.pretrained import NetworkConfig, NetworkModel
+from reluformer.integrations.transformers.tokenization import (
+    ReLUFormerLanguageTokenizer,
+    ReLUFormerTokenizer,
+    RunTokenizer,
+)
+from reluformer.language import Generator
 from reluformer.models import storage
 from reluformer.training.run import RunDirectory
 from reluformer.translation.recipe import languages_of
-from reluformer.translation.translator import load_run
+from reluformer.translation.translator import Translator, load_run
 
 
 def export_run(run: Path, out: Path, *, force: bool = False) -> dict[str, Any]:
@@ -42,25 +51,23 @@ def export_run(run: Path, out: Path, *, force: bool = False) -> dict[str, Any]:
     Raises:
         StorageError: The run cannot be loaded, or `out` cannot be written.
     """
-    found, source = load_run(run), RunDirectory(run)
-    languages = dict(zip(("source_lang", "target_lang"), languages_of(source), strict=True))
-    config = ReLUFormerConfig.from_model_config(
-        found.model.config,
-        tokenizer_sha256=found.tokenizer.fingerprint,
-        decoding=found.config.model_dump(mode="json"),
-        **(languages if source.recipe_file.is_file() else {}),
+    source = RunDirectory(run)
+    forms = _FORMS[storage.architecture(source.model) if source.has_model or source.is_unfinished else TRANSLATION]
+    found: Any = forms.open(run)
+    config = forms.config.from_model_config(
+        found.model.config, tokenizer_sha256=found.tokenizer.fingerprint, **forms.settings(found, source)
     )
-    model = ReLUFormerForConditionalGeneration(config).eval()
+    model = forms.model(config).eval()
     model.model.load_state_dict(found.model.state_dict())
     with whole_directory(out, replace=_replaceable(out, force, _is_export)) as directory, _without_progress_bars():
         model.save_pretrained(directory)
-        ReLUFormerTokenizer.of(found.tokenizer).save_pretrained(directory)
+        forms.tokenizer.of(found.tokenizer).save_pretrained(directory)
         source.copy_recipe(directory)
     return {"source": str(run), "out": str(out), "to": "hf", **_facts(found.model, out)}
 
 
 def import_run(source: Path, out: Path, *, force: bool = False) -> dict[str, Any]:
-    """Writes a ReLUFormer from a directory of transformers as a run that `reluformer.load` loads.
+    """Writes a model from a directory of transformers as a run that `reluformer.load` loads.
 
     Args:
         source: A directory that `export_run` or `save_pretrained` wrote.
@@ -73,16 +80,16 @@ def import_run(source: Path, out: Path, *, force: bool = False) -> dict[str, Any
     Raises:
         StorageError: The source is no ReLUFormer or damaged, or `out` cannot be written.
     """
-    _check_is_ours(source)
-    tokenizer = ReLUFormerTokenizer.from_pretrained(source)
+    forms = _forms_of(source)
+    tokenizer = forms.tokenizer.from_pretrained(source)
     with _without_progress_bars():
-        model = ReLUFormerForConditionalGeneration.from_pretrained(source, dtype=torch.float32)
+        model = forms.model.from_pretrained(source, dtype=torch.float32)
     with whole_directory(out, replace=_replaceable(out, force, _is_imported)) as directory:
         tokenizer.own.save(directory)
         RunDirectory(source).copy_recipe(directory)
         network = model.config.to_model_config()
         storage.save(directory, network, model.model.state_dict(), tokenizer.own.fingerprint)
-        load_run(directory)  # every check that a run has to pass
+        forms.open(directory)  # every check that a run has to pass
     return {"source": str(source), "out": str(out), "to": "run", **_facts(model.model, out)}
 
 
@@ -91,8 +98,41 @@ def _facts(model: Any, out: Path) -> dict[str, Any]:
     return {"parameters": model.parameter_count(), "files": files}
 
 
-def _check_is_ours(source: Path) -> None:
-    """Raises an error that names what the directory holds, before transformers guesses."""
+class _Forms(NamedTuple):
+    """The classes of one kind of model in transformers, and how a run of it is opened."""
+
+    config: type[NetworkConfig]
+    model: type[NetworkModel]
+    tokenizer: type[RunTokenizer]
+    open: Callable[[Path], Translator | Generator]
+    settings: Callable[[Any, RunDirectory], dict[str, Any]]
+    """What the configuration holds beside the network."""
+
+
+def _translation_settings(translator: Translator, run: RunDirectory) -> dict[str, Any]:
+    languages = dict(zip(("source_lang", "target_lang"), languages_of(run), strict=True))
+    return {"decoding": translator.config.model_dump(mode="json"), **(languages if run.recipe_file.is_file() else {})}
+
+
+TRANSLATION = "encoder_decoder"
+_FORMS = {
+    TRANSLATION: _Forms(
+        ReLUFormerConfig, ReLUFormerForConditionalGeneration, ReLUFormerTokenizer, load_run, _translation_settings
+    ),
+    "language_model": _Forms(
+        ReLUFormerLanguageConfig,
+        ReLUFormerForCausalLM,
+        ReLUFormerLanguageTokenizer,
+        language.load,
+        lambda generator, run: {},
+    ),
+}
+"""By the architecture of a saved model."""
+_TYPES = {forms.config.model_type: forms for forms in _FORMS.values()}
+
+
+def _forms_of(source: Path) -> _Forms:
+    """Returns the classes of an export, or raises an error that names what the directory holds instead."""
     path = source / storage.CONFIG
     if not source.is_dir():
         raise StorageError(f"{source}: no such directory; give that of an export or a saved model")
@@ -102,11 +142,11 @@ def _check_is_ours(source: Path) -> None:
         kind = parse_json(read_text(path))
     except (OSError, ValueError) as error:
         raise StorageError(f"{path}: damaged, not readable as JSON ({error}); export the model again") from None
-    if not isinstance(kind, dict) or kind.get("model_type") != ReLUFormerConfig.model_type:
-        found = kind.get("model_type") if isinstance(kind, dict) else None
-        raise StorageError(
-            f"{path}: a model of type {found!r}; only a ReLUFormer ('{ReLUFormerConfig.model_type}') can become a run"
-        )
+    found = kind.get("model_type") if isinstance(kind, dict) else None
+    if not isinstance(found, str) or found not in _TYPES:
+        known = " and ".join(f"'{name}'" for name in _TYPES)
+        raise StorageError(f"{path}: a model of type {found!r}; only those of type {known} can become a run")
+    return _TYPES[found]
 
 
 @contextmanager
@@ -136,7 +176,7 @@ def _replaceable(out: Path, force: bool, is_replaceable: Callable[[Path], bool])
 
 
 def _is_export(directory: Path) -> bool:
-    return _says(directory, "model_type", ReLUFormerConfig.model_type)
+    return any(_says(directory, "model_type", name) for name in _TYPES)
 
 
 def _is_imported(directory: Path) -> bool:

@@ -1,7 +1,8 @@
 """Our tokenizer as a `PreTrainedTokenizerFast`: the same ids, from the same tokenizer.json.
 
-A text is one sentence and gets an end token. `encode_documents` encodes documents, whose
-sentences are separated by a token. tokenizer.json is copied and never rewritten, so its
+For translation a text is one sentence and gets an end token. `encode_documents` encodes
+documents, whose sentences are separated by a token. For a language model a text is the beginning
+of a document: it gets a begin token and is padded on the left. tokenizer.json is copied and never rewritten, so its
 fingerprint stays the one in the model's configuration.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from tokenizers import Tokenizer as Backend
 from tokenizers.processors import TemplateProcessing
@@ -20,14 +21,16 @@ from reluformer.files import parse_json, read_text
 from reluformer.translation.tokenizer import BEGIN, END, PAD, SEPARATOR, SPECIAL_TOKENS, UNKNOWN, Tokenizer
 
 
-class ReLUFormerTokenizer(PreTrainedTokenizerFast):
-    """The tokenizer of a ReLUFormer; create it with `from_pretrained`, or with `of` from our own."""
+class RunTokenizer(PreTrainedTokenizerFast):
+    """What the tokenizers of all models share; create one with `from_pretrained`, or with `of` from our own."""
 
     vocab_files_names: ClassVar[dict[str, str]] = {
         "tokenizer_file": "tokenizer.json",
         "metadata_file": "tokenizer.meta.json",
     }
     model_input_names: ClassVar[list[str]] = ["input_ids", "attention_mask"]
+    side: ClassVar[str]
+    """Where rows are padded."""
 
     def __init__(
         self,
@@ -38,25 +41,22 @@ class ReLUFormerTokenizer(PreTrainedTokenizerFast):
     ) -> None:
         self.own = _load(tokenizer_file, metadata_file) if own is None else own
         backend = Backend.from_str(self.own.definition)
-        end, separator = SPECIAL_TOKENS[END], SPECIAL_TOKENS[SEPARATOR]
-        backend.post_processor = TemplateProcessing(
-            single=f"$A {end}", pair=f"$A {separator} $B {end}", special_tokens=[(end, END), (separator, SEPARATOR)]
-        )
+        backend.post_processor = self.template()
         fixed = {
             "tokenizer_object": backend,
             "pad_token": SPECIAL_TOKENS[PAD],
             "bos_token": SPECIAL_TOKENS[BEGIN],
-            "eos_token": end,
-            "sep_token": separator,
+            "eos_token": SPECIAL_TOKENS[END],
+            "sep_token": SPECIAL_TOKENS[SEPARATOR],
             "unk_token": SPECIAL_TOKENS[UNKNOWN],
-            "padding_side": "right",
+            "padding_side": self.side,
             "clean_up_tokenization_spaces": False,
             "split_special_tokens": True,  # "<sep>" in a sentence is text
         }
         super().__init__(**{**options, **fixed})
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> ReLUFormerTokenizer:
+    def of(cls, tokenizer: Tokenizer) -> Self:
         """Wraps a tokenizer of this package."""
         return cls(own=tokenizer)
 
@@ -85,6 +85,34 @@ class ReLUFormerTokenizer(PreTrainedTokenizerFast):
         """The SHA-256 of tokenizer.json."""
         return self.own.fingerprint
 
+    def template(self) -> TemplateProcessing:
+        """Returns where special tokens stand around a text."""
+        raise NotImplementedError
+
+    def _save_pretrained(
+        self, save_directory: Any, file_names: tuple[str, ...], *args: Any, **options: Any
+    ) -> tuple[str, ...]:
+        if len(self) != self.own.vocab_size:
+            raise ArgumentError(
+                f"{len(self) - self.own.vocab_size} tokens were added, which no trained model knows; train a "
+                "tokenizer with them (`reluformer prepare`)"
+            )
+        self.own.save(save_directory)
+        return (*file_names, *(str(Path(save_directory) / name) for name in self.vocab_files_names.values()))
+
+
+class ReLUFormerTokenizer(RunTokenizer):
+    """The tokenizer of a ReLUFormer: a text is one sentence and gets an end token."""
+
+    side = "right"
+
+    def template(self) -> TemplateProcessing:
+        """Returns where special tokens stand: after a sentence, and between two."""
+        end, separator = SPECIAL_TOKENS[END], SPECIAL_TOKENS[SEPARATOR]
+        return TemplateProcessing(
+            single=f"$A {end}", pair=f"$A {separator} $B {end}", special_tokens=[(end, END), (separator, SEPARATOR)]
+        )
+
     def encode_documents(self, documents: Sequence[Sequence[str]], **padding: Any) -> BatchEncoding:
         """Encodes documents as padded rows.
 
@@ -108,16 +136,18 @@ class ReLUFormerTokenizer(PreTrainedTokenizerFast):
         tokens = [int(token) for token in ids]
         return self.own.decode_sentences([token for token in tokens if token not in (PAD, BEGIN)])
 
-    def _save_pretrained(
-        self, save_directory: Any, file_names: tuple[str, ...], *args: Any, **options: Any
-    ) -> tuple[str, ...]:
-        if len(self) != self.own.vocab_size:
-            raise ArgumentError(
-                f"{len(self) - self.own.vocab_size} tokens were added, which no trained model knows; train a "
-                "tokenizer with them (`reluformer prepare`)"
-            )
-        self.own.save(save_directory)
-        return (*file_names, *(str(Path(save_directory) / name) for name in self.vocab_files_names.values()))
+
+class ReLUFormerLanguageTokenizer(RunTokenizer):
+    """The tokenizer of a language model: a text is the beginning of a document and is padded on the left."""
+
+    side = "left"
+
+    def template(self) -> TemplateProcessing:
+        """Returns where special tokens stand: before a document, and between two."""
+        begin, end = SPECIAL_TOKENS[BEGIN], SPECIAL_TOKENS[END]
+        return TemplateProcessing(
+            single=f"{begin} $A", pair=f"{begin} $A {end} {begin} $B", special_tokens=[(begin, BEGIN), (end, END)]
+        )
 
 
 def check_fingerprint(expected: str | None, tokenizer: Any, where: str) -> None:
