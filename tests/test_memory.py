@@ -338,6 +338,47 @@ def test_the_level_of_centred_rules_does_not_know_the_gate(rule: str) -> None:
     assert torch.allclose(rf.weights(q, k, rule, gate=gate)[0], u / (chosen.delta + u.sum(-1, keepdim=True)))
 
 
+@pytest.mark.parametrize("rule", ["relu", "softmax", "softmax1", "relu_chance", "sparsemax"])
+@pytest.mark.parametrize("options", [{}, {"window": (5, 0)}, {"offsets": torch.tensor([0, 5, 12])}], ids=str)
+def test_a_gate_on_the_weights_multiplies_them(rule: str, options: dict[str, Any]) -> None:
+    q, k, v = _tokens(4, 2)
+    gate = torch.cumsum(-torch.rand(4, 12, dtype=torch.float64) * 99, dim=-1)  # what later slots add has no exponential
+    options = {"causal": True, **options}
+    factor = torch.exp((gate.unsqueeze(-1) - gate.unsqueeze(-2)).clamp_max(0))
+    expected, before = rf.weights(q, k, rule, **options)
+    found, stats = rf.weights(q, k, rule, **options, gate=gate, gate_on="weights")
+    assert torch.allclose(found, expected * factor)
+    assert torch.equal(stats.n_visible, before.n_visible)
+    out = found @ v.repeat_interleave(2, dim=1)
+    assert torch.allclose(rf.read(q, k, v, rule, **options, gate=gate, gate_on="weights"), out)
+    if "offsets" not in options:
+        newest = rf.read(q[:, :, -3:], k, v, rule, **options, gate=gate, gate_on="weights")
+        assert torch.allclose(newest, out[:, :, -3:])
+
+
+@pytest.mark.parametrize("rule", ["relu", "relu_chance", "softmax"])
+def test_gradients_of_a_gate_on_the_weights(rule: str) -> None:
+    q, k, v = (x[:, :, :5, :3] for x in _tokens())
+    gate = torch.cumsum(-torch.rand(4, 5, dtype=torch.float64), dim=-1)
+    given = [x.clone().requires_grad_() for x in (q, k, v, gate)]
+
+    def read(q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
+        return rf.read(q, k, v, rule, causal=True, gate=gate, gate_on="weights")
+
+    assert torch.autograd.gradcheck(read, given)
+
+
+def test_a_gate_on_the_weights_learns_from_pairs_that_a_gate_on_the_scores_has_lost() -> None:
+    q, k, v = (x.abs() for x in _tokens(1, 1))
+    gradients = {}
+    for gate_on in ("scores", "weights"):
+        gate = torch.cumsum(torch.full((1, 12), -9.0, dtype=torch.float64), dim=-1).requires_grad_()
+        rf.read(q, k, v, "relu", causal=True, gate=gate, gate_on=gate_on).sum().backward()
+        assert gate.grad is not None
+        gradients[gate_on] = gate.grad.abs().sum()
+    assert gradients["scores"] == 0 < gradients["weights"]
+
+
 def test_a_forget_gate_over_16384_slots_loses_no_digits() -> None:
     length, newest = 16384, torch.arange(5, 16384, 131)
     q, k, v = torch.randn(3, 1, 2, length, 8, generator=torch.Generator().manual_seed(5))
@@ -396,6 +437,13 @@ def test_fused_softmax_takes_gates_sinks_and_groups(key_heads: int, options: dic
         ({"offsets": torch.tensor([0.0, 12.0])}, "offsets must be a tensor of integers"),
         ({"offsets": torch.tensor([0, 12]), "batch": 2}, "offsets with a batch of 2"),
         ({"gate": torch.zeros(5)}, "gate has shape"),
+        ({"gate_on": "weights"}, "gate_on='weights' without a gate"),
+        ({"gate": torch.zeros(12), "gate_on": "values"}, "use 'scores' or 'weights'"),
+        (
+            {"gate": torch.zeros(12), "gate_on": "weights", "impl": "cpu"},
+            "takes no gate on the weights",
+        ),
+        ({"gate": torch.zeros(12), "gate_on": "weights", "approximate": True, "rule": "softmax"}, "drop it"),
         ({"sink": torch.zeros(3), "rule": "softmax"}, "one score a head"),
         ({"sink": torch.zeros(4)}, "rule 'relu' takes no sink"),
         ({"window": (3, 0), "impl": "cpu_sparse"}, "impl='auto'"),

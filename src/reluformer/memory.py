@@ -24,7 +24,7 @@ from torch import Tensor
 from reluformer import kernels, rules
 from reluformer.errors import ArgumentError
 from reluformer.kernels import Bias, RowKeyBias, RowStats, Visibility, Window, derivatives, nonfinite, reference, sdpa
-from reluformer.kernels.operands import Gate, with_gate
+from reluformer.kernels.operands import Gate, GateOn, with_gate
 from reluformer.rules import Rule
 
 __all__ = ["RowKeyBias", "RowStats", "RuleSpec", "read", "read_learned", "skipped_share", "weights"]
@@ -55,6 +55,7 @@ def read(
     offsets: Tensor | None = ...,
     bias: Bias | None = ...,
     gate: Gate | None = ...,
+    gate_on: GateOn = ...,
     sink: Tensor | None = ...,
     scale: float | None = ...,
     impl: str = ...,
@@ -77,6 +78,7 @@ def read(
     offsets: Tensor | None = ...,
     bias: Bias | None = ...,
     gate: Gate | None = ...,
+    gate_on: GateOn = ...,
     sink: Tensor | None = ...,
     scale: float | None = ...,
     impl: str = ...,
@@ -98,6 +100,7 @@ def read(
     offsets: Tensor | None = None,
     bias: Bias | None = None,
     gate: Gate | None = None,
+    gate_on: GateOn = "scores",
     sink: Tensor | None = None,
     scale: float | None = None,
     impl: str = "auto",
@@ -122,6 +125,8 @@ def read(
         gate: cumulative sums c of log forget gates over the slots, broadcasts to (B, H, Tk): c_i - c_j is added to the
             scores. For most rules that is a `RowKeyBias`. Rules of centred scores take their level from the scores
             without the gate.
+        gate_on: "scores", or "weights" to multiply each weight by exp(c_i - c_j) instead. Then the scores alone decide
+            which weights are zero, and a row is not normed after the gate. Only the reference does it.
         sink: (H,), for softmax rules: the score of a slot without value that every query sees and n does not count.
         scale: the factor of the scores; the default is 1 / sqrt(d).
         impl: the implementation: "auto" (the fastest that can do it), "reference", "sdpa", "cpu" or "triton".
@@ -150,13 +155,16 @@ def read(
     rule = rules.get(rule)
     visibility = _checked(q, k, v, causal, key_mask, mask, window, offsets, bias)
     _check_gate_and_sink(q, k, rule, gate, sink)
-    if approximate and (gate is None or not sdpa.knows(rules.formula_of(rule))):
+    _check_gate_on(gate, gate_on)
+    if approximate and (gate is None or gate_on == "weights" or not sdpa.knows(rules.formula_of(rule))):
         raise ArgumentError(
             f"approximate=True is for softmax with a gate, and rule '{rule.name}' is read "
             f"{'without one' if gate is None else 'exactly'}; drop it"
         )
     scale = 1 / math.sqrt(max(q.size(-1), 1)) if scale is None else scale
-    out, stats = kernels.run(impl, q, k, v, rule, visibility, bias, scale, return_stats, gate, sink, approximate)
+    out, stats = kernels.run(
+        impl, q, k, v, rule, visibility, bias, scale, return_stats, gate, sink, approximate, gate_on
+    )
     if not return_stats:
         return out
     assert stats is not None
@@ -175,6 +183,7 @@ def weights(
     offsets: Tensor | None = None,
     bias: Bias | None = None,
     gate: Gate | None = None,
+    gate_on: GateOn = "scores",
     sink: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, RowStats]:
@@ -191,6 +200,7 @@ def weights(
         offsets: as in `read`.
         bias: as in `read`.
         gate: as in `read`.
+        gate_on: as in `read`.
         sink: as in `read`.
         scale: as in `read`.
 
@@ -211,13 +221,14 @@ def weights(
     rule = rules.get(rule)
     visibility = _checked(q, k, k, causal, key_mask, mask, window, offsets, bias)
     _check_gate_and_sink(q, k, rule, gate, sink)
-    if gate is not None and not isinstance(rule, rules.RowCentered):
+    _check_gate_on(gate, gate_on)
+    if gate is not None and gate_on == "scores" and not isinstance(rule, rules.RowCentered):
         bias, gate = with_gate(bias, gate, q.size(2)), None
     scale = 1 / math.sqrt(max(q.size(-1), 1)) if scale is None else scale
     if visibility.everything:
-        return reference.weights(q, k, rule, visibility, bias, scale, gate, sink)
+        return reference.weights(q, k, rule, visibility, bias, scale, gate, sink, gate_on)
     found, stats = nonfinite.isolated(
-        lambda k, _: reference.weights(q, k, rule, visibility, bias, scale, gate, sink),
+        lambda k, _: reference.weights(q, k, rule, visibility, bias, scale, gate, sink, gate_on),
         q,
         k,
         k,
@@ -425,6 +436,13 @@ def _check_gate_and_sink(q: Tensor, k: Tensor, rule: Rule, gate: Gate | None, si
         raise ArgumentError(
             f"rule '{rule.name}' takes no sink, only softmax and softmax1 do; drop the sink, or choose one of these"
         )
+
+
+def _check_gate_on(gate: Gate | None, gate_on: str) -> None:
+    if gate_on not in ("scores", "weights"):
+        raise ArgumentError(f"gate_on={gate_on!r} is unknown; use 'scores' or 'weights'")
+    if gate is None and gate_on == "weights":
+        raise ArgumentError("gate_on='weights' without a gate; pass gate, or drop it")
 
 
 def _check_bias(name: str, tensor: Tensor, full: tuple[int, ...]) -> None:

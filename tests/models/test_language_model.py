@@ -11,6 +11,7 @@ from torch import Tensor
 import reluformer as rf
 from reluformer.errors import ArgumentError, ConfigError, StorageError
 
+ON_WEIGHTS = {"positions": "forget", "forget_on": "weights"}
 ARCHITECTURES = ("transformer", "fox", "reluformer", "transformer_pro", "fox_pro", "reluformer_pro")
 
 
@@ -25,7 +26,7 @@ def tokens(*shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("changes", [{}, {"window": 5}, {"positions": "none"}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"window": 5}, {"positions": "none"}, ON_WEIGHTS], ids=str)
 def test_decoding_equals_the_full_pass(architecture: str, changes: dict[str, object]) -> None:
     model, text = small(architecture, **changes), tokens(2, 13)
     whole, _ = model.states(text)
@@ -37,8 +38,9 @@ def test_decoding_equals_the_full_pass(architecture: str, changes: dict[str, obj
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_packed_sequences_are_read_alone(architecture: str) -> None:
-    model, text = small(architecture), tokens(1, 13)
+@pytest.mark.parametrize("changes", [{}, ON_WEIGHTS], ids=str)
+def test_packed_sequences_are_read_alone(architecture: str, changes: dict[str, object]) -> None:
+    model, text = small(architecture, **changes), tokens(1, 13)
     packed = model(text, offsets=torch.tensor([0, 4, 13])).logits
     for begin, end in ((0, 4), (4, 13)):
         torch.testing.assert_close(packed[:, begin:end], model(text[:, begin:end]).logits)
@@ -98,6 +100,7 @@ def test_a_state_of_another_model_is_refused() -> None:
         ({"key_heads": 3}, "key_heads=3 does not divide heads=4"),
         ({"width": 36, "heads": 4}, "rotary positions need an even head width"),
         ({"window": 0}, "window"),
+        ({"forget_on": "weights"}, "forget_on=weights needs a forget gate"),
         ({"learn_offset": True, "attention": "softmax"}, "learn_offset"),
     ],
 )

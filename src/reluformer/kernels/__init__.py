@@ -16,13 +16,14 @@ from reluformer.errors import ArgumentError, UnknownNameError, nearest
 from reluformer.kernels import cpu, derivatives, nonfinite, parts, reference, sdpa, triton
 from reluformer.kernels.moments import level_bias
 from reluformer.kernels.native.library import LOG_N
-from reluformer.kernels.operands import Bias, Gate, RowKeyBias, Visibility, Window, with_gate
+from reluformer.kernels.operands import Bias, Gate, GateOn, RowKeyBias, Visibility, Window, with_gate
 from reluformer.kernels.reference import RowStats
 from reluformer.rules import Formula, Pointwise, RowCentered, Rule, formula_of
 
 __all__ = [
     "IMPLEMENTATIONS",
     "Bias",
+    "GateOn",
     "RowKeyBias",
     "RowStats",
     "Visibility",
@@ -53,6 +54,7 @@ def run(
     gate: Gate | None = None,
     sink: Tensor | None = None,
     approximate: bool = False,
+    gate_on: GateOn = "scores",
 ) -> tuple[Tensor, RowStats | None]:
     """Read with `impl`.
 
@@ -69,6 +71,7 @@ def run(
         gate: cumulative sums of log forget gates, broadcasts to (B, H, Tk).
         sink: (H,), the score of a slot without value that every query sees; for softmax.
         approximate: whether fused softmax may leave out slots whose weights together are below e^-10.
+        gate_on: whether the gate is added to the scores or multiplies the weights; only the reference does that.
 
     Returns:
         The read (B, H, Tq, dv), and its row statistics or None.
@@ -80,18 +83,26 @@ def run(
     if impl not in IMPLEMENTATIONS:
         raise UnknownNameError(f"unknown impl '{impl}'; {nearest(impl, IMPLEMENTATIONS)}")
     formula = formula_of(rule)
-    if gate is not None and not isinstance(rule, RowCentered):
+    multiplies = gate is not None and gate_on == "weights"
+    if gate is not None and not multiplies and not isinstance(rule, RowCentered):
         bias, gate = with_gate(bias, gate, visibility.queries), None
+    if multiplies and impl not in ("auto", "reference"):
+        raise ArgumentError(
+            f"impl='{impl}' takes no gate on the weights; use impl='auto', which takes the reference, or "
+            "gate_on='scores'"
+        )
     if impl == "auto":
-        chosen = _fastest(q, k, v, formula, visibility, bias, stats, gate)
+        chosen = "reference" if multiplies else _fastest(q, k, v, formula, visibility, bias, stats, gate)
     elif reason := refusal(impl, q, k, v, rule, visibility, bias, stats, gate):
         raise ArgumentError(f"impl='{impl}' cannot read rule '{rule.name}' here: {reason}; use impl='auto'")
     else:
         chosen = impl
     if visibility.everything:
-        return _read(chosen, q, k, v, rule, formula, visibility, bias, scale, stats, gate, sink, approximate)
+        return _read(chosen, q, k, v, rule, formula, visibility, bias, scale, stats, gate, sink, approximate, gate_on)
     return nonfinite.isolated(
-        lambda k, v: _read(chosen, q, k, v, rule, formula, visibility, bias, scale, stats, gate, sink, approximate),
+        lambda k, v: _read(
+            chosen, q, k, v, rule, formula, visibility, bias, scale, stats, gate, sink, approximate, gate_on
+        ),
         q,
         k,
         v,
@@ -114,10 +125,11 @@ def _read(
     gate: Gate | None,
     sink: Tensor | None,
     approximate: bool,
+    gate_on: GateOn,
 ) -> tuple[Tensor, RowStats | None]:
     """Read with an implementation that can do it; the arguments are those of `run`."""
     if chosen == "reference":
-        return reference.read(q, k, v, rule, visibility, bias, scale, stats, gate, sink)
+        return reference.read(q, k, v, rule, visibility, bias, scale, stats, gate, sink, gate_on)
     assert formula is not None
     if chosen == "sdpa":
         return sdpa.read(q, k, v, formula, visibility, bias, scale, sink, approximate), None

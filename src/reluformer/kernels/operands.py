@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -172,6 +172,8 @@ class RowKeyBias(NamedTuple):
 Bias = Tensor | RowKeyBias
 Gate = Tensor | RowKeyBias
 """Cumulative sums of log forget gates, or what they add to the scores of queries at any positions."""
+GateOn = Literal["scores", "weights"]
+"""What a gate acts on: c_i - c_j is added to a score, or its exponential multiplies a weight."""
 
 
 def dense_bias(bias: Bias | None) -> Tensor | None:

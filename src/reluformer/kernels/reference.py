@@ -2,6 +2,8 @@
 
     s = scale * q k^T + bias;  w = rule(s) on visible slots, 0 elsewhere;  out = w v
 
+A gate adds c_i - c_j to the scores, or multiplies the weights by exp(c_i - c_j), as `GateOn` says.
+
 Every other implementation is compared to this one in float64. It is also made not to be
 slower than the obvious four lines: the scale is applied to q and the row scale of a
 pointwise rule to the read, both far smaller than the scores, and no copy of the scores
@@ -21,6 +23,7 @@ from torch import Tensor
 from reluformer.kernels.operands import (
     Bias,
     Gate,
+    GateOn,
     RowKeyBias,
     Visibility,
     dense_bias,
@@ -45,19 +48,20 @@ def read(
     stats: bool,
     gate: Gate | None = None,
     sink: Tensor | None = None,
+    gate_on: GateOn = "scores",
 ) -> tuple[Tensor, RowStats | None]:
     """Read (B,H,Tq,d), (B,Hk,Tk,d), (B,Hk,Tk,dv) -> (B,H,Tq,dv), with the row statistics if `stats`.
 
-    `gate` is for rules of centred scores and `sink` for softmax; see `memory.read`.
+    `gate` is for weights and for rules of centred scores, and `sink` for softmax; see `memory.read`.
     """
     if visibility.ranged and visibility.queries > BLOCK and not torch.compiler.is_compiling():
-        return _by_blocks(q, k, v, rule, visibility, bias, scale, stats, gate, sink)
+        return _by_blocks(q, k, v, rule, visibility, bias, scale, stats, gate, sink, gate_on)
     if stats:
-        dense, statistics = weights(q, k, rule, visibility, bias, scale, gate, sink)
+        dense, statistics = weights(q, k, rule, visibility, bias, scale, gate, sink, gate_on)
         return grouped_product(dense.to(v.dtype), v), statistics
     if gate is not None or sink is not None or not isinstance(rule, Pointwise):
         scores, n = _scores(q, k, bias, scale, rule), _counts(visibility, q)
-        return grouped_product(_weights(rule, scores, n, visibility, gate, sink).to(v.dtype), v), None
+        return grouped_product(_weights(rule, scores, n, visibility, gate, sink, gate_on).to(v.dtype), v), None
     if visibility.everything and not torch.compiler.is_dynamo_compiling():  # a number from a tensor breaks its graph
         n, row_scale, folds = _uniform(type(rule), rule, visibility.slots)
         if folds and bias is None and row_scale is not None:
@@ -82,6 +86,7 @@ def _by_blocks(
     stats: bool,
     gate: Gate | None,
     sink: Tensor | None,
+    gate_on: GateOn,
 ) -> tuple[Tensor, RowStats | None]:
     """Read block after block of rows, each against the range of slots that its rows see, and no others."""
     added = dense_bias(bias) if isinstance(bias, Tensor) else None
@@ -93,7 +98,7 @@ def _by_blocks(
             own = _terms(bias, block, slots)
         gated = _terms(moved, block, slots) if isinstance(moved, RowKeyBias) else None
         part = (q[:, :, block], k[:, :, slots], v[:, :, slots])
-        found.append(read(*part, rule, inside, own, scale, stats, gated, sink))
+        found.append(read(*part, rule, inside, own, scale, stats, gated, sink, gate_on))
     out = torch.cat([out for out, _ in found], dim=2)
     if not stats:
         return out, None
@@ -116,10 +121,22 @@ def _terms(bias: RowKeyBias, rows: slice, slots: slice) -> RowKeyBias:
 
 
 def _weights(
-    rule: Rule, scores: Tensor, n: Tensor, visibility: Visibility, gate: Gate | None, sink: Tensor | None
+    rule: Rule,
+    scores: Tensor,
+    n: Tensor,
+    visibility: Visibility,
+    gate: Gate | None,
+    sink: Tensor | None,
+    gate_on: GateOn = "scores",
 ) -> Tensor:
     """Return the weights of dense scores (B, H, Tq, Tk), with a gate or a sink where there is one."""
     visible = visibility.dense()
+    if gate is not None and gate_on == "weights":
+        moved = dense_bias(with_gate(None, gate, scores.size(-2)))
+        assert moved is not None
+        if visible is not None:  # what a later slot adds may have no exponential
+            moved = moved.masked_fill(~visible, 0)
+        return _weights(rule, scores, n, visibility, None, sink) * torch.exp(moved).to(scores.dtype)
     if sink is not None:  # one more slot, which every query sees, which counts for nothing and has no value
         column = sink.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
         hidden = scores if visible is None else scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
@@ -153,10 +170,11 @@ def weights(
     scale: float,
     gate: Gate | None = None,
     sink: Tensor | None = None,
+    gate_on: GateOn = "scores",
 ) -> tuple[Tensor, RowStats]:
     """Return the weights themselves, (B, H, Tq, Tk), and their statistics."""
     scores, n, visible = _scores(q, k, bias, scale, rule), _counts(visibility, q), visibility.dense()
-    dense = _weights(rule, scores, n, visibility, gate, sink)
+    dense = _weights(rule, scores, n, visibility, gate, sink, gate_on)
     return dense, row_stats(dense, visible, visibility.counts(), rule.unread(scores.detach(), n, visible))
 
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from reluformer import memory
 from reluformer.errors import ArgumentError
-from reluformer.kernels import Window
+from reluformer.kernels import GateOn, Window
 from reluformer.layers.norms import output_norm
 from reluformer.layers.positions import Rotation, rotate
 from reluformer.memory import RowStats
@@ -114,6 +114,7 @@ class TokenRead(nn.Module):
         sink: nn.Parameter | None = None,
         window: Window | None = None,
         scale: float | None = None,
+        gate_on: GateOn = "scores",
     ) -> None:
         super().__init__()
         self.rule = rule
@@ -122,6 +123,7 @@ class TokenRead(nn.Module):
         self.sink = sink
         self.window = window
         self.scale = scale
+        self.gate_on: GateOn = gate_on
 
     @property
     def bias(self) -> Tensor | None:
@@ -136,6 +138,7 @@ class TokenRead(nn.Module):
             "window": self.window,
             "offsets": slots.offsets,
             "gate": slots.gate,
+            "gate_on": self.gate_on if slots.gate is not None else "scores",
             "sink": self.sink,
             "scale": self.scale,
         }
@@ -154,7 +157,8 @@ class AttentionOptions:
     The forget gate of a head is f = sigmoid(w x + b), and c_i - c_j is added to its scores, c the cumulative sum of
     log f. Its bias starts at zero, which forgets half at every token as in the paper ("zero"), or such that the heads
     remember from 2 to 2,000 tokens ("spread"). Rules with zeros need that: a pair without weight teaches the gate
-    nothing. "fixed" has the biases of "spread" and no w, so the gate does not depend on the token.
+    nothing. "fixed" has the biases of "spread" and no w, so the gate does not depend on the token. With `forget_on`
+    "weights" exp(c_i - c_j) multiplies the weights, and the gate hides no pair from itself.
 
     With `output_gate` the read is W_o (RMSNorm(read of a head) * sigmoid(W_g x)). With `shift` a key is
     a k'_(t-1) + (1 - a) k'_t, a = sigmoid(w x) for each head of keys, and so is a value.
@@ -164,6 +168,7 @@ class AttentionOptions:
     """Hk, which divides H; None for H."""
     window: Window | None = None
     forget: ForgetGate | None = None
+    forget_on: GateOn = "scores"
     qk_norm: bool = False
     """RMS norms of queries and keys, with a learned gain for each dimension of a head."""
     output_gate: bool = False
@@ -214,7 +219,7 @@ class Attention(nn.Module):
         takes_offset = learn_offset and not rule.shift_invariant
         takes_sink = getattr(rule, "learn_sink", False)
         offset, sink = (nn.Parameter(torch.zeros(heads)) if takes else None for takes in (takes_offset, takes_sink))
-        self.read = TokenRead(rule, causal, offset, sink, options.window)
+        self.read = TokenRead(rule, causal, offset, sink, options.window, gate_on=options.forget_on)
         self.norm = output_norm(rule, width)
         self.output = nn.Linear(width, width)
         self.log_gamma = nn.Parameter(torch.zeros(heads)) if getattr(rule, "learn_gamma", False) else None

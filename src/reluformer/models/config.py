@@ -188,6 +188,8 @@ class LanguageConfig(Config):
     forget: Literal["zero", "spread", "fixed"] = "spread"
     """How the forget gate starts, where positions are "forget": at one half for all heads (as in the paper), with
     memories from 2 to 2,000 tokens spread over the heads, or so without looking at the token."""
+    forget_on: Literal["scores", "weights"] = "scores"
+    """Whether the log of the forget gate is added to the scores, or the gate multiplies the weights."""
     window: int | None = Field(default=None, ge=1, le=2**31 - 1, examples=[512])
     """Newest tokens that a token sees, itself included. Unset: its whole prefix."""
     qk_norm: bool = False
@@ -224,6 +226,11 @@ class LanguageConfig(Config):
         if self.positions == "rotary" and (self.width // self.heads) % 2:
             raise ValueError(
                 f"rotary positions need an even head width, got {self.width // self.heads}; change width or heads"
+            )
+        if self.forget_on == "weights" and self.positions != "forget":
+            raise ValueError(
+                f"forget_on=weights needs a forget gate, and positions are {self.positions}; set positions: forget, or "
+                "drop it"
             )
         if self.learn_offset and self.attention.shift_invariant:
             raise ValueError("learn_offset=true makes no difference to row-wise rules such as softmax; drop it")

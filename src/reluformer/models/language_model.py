@@ -78,6 +78,7 @@ class LanguageModel(TokenModel):
             key_heads=config.key_heads,
             window=None if config.window is None else (config.window - 1, 0),
             forget=config.forget if config.positions == "forget" else None,
+            forget_on=config.forget_on,
             qk_norm=config.qk_norm,
             output_gate=config.output_gate,
             shift=config.shift,
