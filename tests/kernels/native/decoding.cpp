@@ -510,7 +510,7 @@ int main() {
     int64_t count = 0;
     for (int64_t path : {PORTABLE, AVX2, AVX512}) {
         if (path == AVX2 && reluformer_best_path() < AVX2) continue;
-        for (int64_t vnni : {0, 1}) {
+        for (int64_t vnni : {0, 2}) {
             reluformer_allow_vnni(vnni);
             for (const auto& [own, cross] : rules)
                 for (int bits = 0; bits < 16; ++bits) {

@@ -238,7 +238,7 @@ int main() {
                             {1, 1, 30, 40, 0, 8},     {1, 1, 30, 40, 8, 0},   {1, 1, 20, 70, 140, 260}};
     int64_t count = 0;
     for (int64_t path : {PORTABLE, AVX2, AVX512})
-        for (bool vnni : {false, true}) {
+        for (int64_t vnni : {0, 1, 2}) {  // of vnni.cpp: neither, VNNI, and VBMI2
 #if defined(RELUFORMER_EMULATE)
             if (path == AVX2 && reluformer_best_path() < AVX2) continue;
 #else

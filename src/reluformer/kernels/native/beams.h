@@ -49,11 +49,6 @@ INLINE void fill_up(float* scores, int64_t count, float x) {
     for (int64_t t = count; t % LANES != 0; ++t) scores[t] = x;
 }
 
-// From scores to (score + offset)+ * scale.
-INLINE void weigh_relu(float* scores, int64_t count, float offset, float scale) {
-    for (int64_t t = 0; t < count; t += LANES) store(scores + t, positive_part(load(scores + t) + offset) * scale);
-}
-
 INLINE float mean_of(const float* x, int64_t count) {
     Vector sums{};
     int64_t t = 0;
@@ -117,24 +112,35 @@ INLINE void add_above(float* out, const float* values, int64_t width, const int3
     for (int c = 0; c < C; ++c) store(out + c * LANES, (even[c] + odd[c]) * factor);
 }
 
+// Calls visit(chain, vector) for the vectors of `x` up to `count`, where chains go round from 0 to 3: sums of one chain
+// wait for each other, those of four do not.
+template <class Visit>
+INLINE void in_four_chains(const float* x, int64_t count, const Visit& visit) {
+    int64_t t = 0;
+    for (; t + 4 * LANES <= count; t += 4 * LANES)
+#pragma GCC unroll 4
+        for (int chain = 0; chain < 4; ++chain) visit(chain, load(x + t + chain * LANES));
+    for (; t < count; t += LANES) visit(0, load(x + t));
+}
+
 // The level of a row of READ_RELU_EXP; scores have room for a whole vector.
 INLINE float level_of(float* scores, int64_t count, const ReadRule& rule) {
     const double log_n = std::log(static_cast<double>(count)), deviations = rule.spread + rule.chance * std::sqrt(2 * log_n);
     fill_up(scores, count, 0.0f);
-    Vector sums{};
-    for (int64_t t = 0; t < count; t += LANES) sums += load(scores + t);
-    const float mean = total(sums) / count;
+    Vector sums[4] = {}, squares[4] = {}, most[4];
+    in_four_chains(scores, count, [&](int chain, Vector score) { sums[chain] += score; });
+    const float mean = total((sums[0] + sums[1]) + (sums[2] + sums[3])) / count;
     fill_up(scores, count, mean);
-    Vector squares{}, most = load(scores);
-    for (int64_t t = 0; t < count; t += LANES) {
-        const Vector score = load(scores + t), away = score - mean;
-        squares += away * away;
-        most = larger(score, most);
-    }
-    const float variance = deviations == 0 ? 0 : total(squares) / count;
+    most[0] = most[1] = most[2] = most[3] = load(scores);
+    in_four_chains(scores, count, [&](int chain, Vector score) {
+        squares[chain] += (score - mean) * (score - mean);
+        most[chain] = larger(score, most[chain]);
+    });
+    const float variance = deviations == 0 ? 0 : total((squares[0] + squares[1]) + (squares[2] + squares[3])) / count;
     const float deviation = std::sqrt(variance + static_cast<float>(rule.floor));
     float level = mean + static_cast<float>(rule.threshold + rule.growth * log_n) + static_cast<float>(deviations) * deviation;
-    if (rule.cap >= 0) level = std::min(level, greatest_lane(most) - static_cast<float>(rule.cap));
+    const float best = greatest_lane(larger(larger(most[0], most[1]), larger(most[2], most[3])));
+    if (rule.cap >= 0) level = std::min(level, best - static_cast<float>(rule.cap));
     return level;
 }
 
@@ -161,20 +167,28 @@ INLINE int64_t choose_above(float* scores, int64_t count, float level, int32_t* 
     return found;
 }
 
-// The read of a row of READ_RELU_EXP. Only the slots above the level are looked at twice: their weights stand at the
-// beginning of `scores`, before they are divided, and their places in `chosen`. How many they are.
+// The read of a row of a rule with zeros. Only the slots above its level are looked at twice: their weights stand at the
+// beginning of `scores`, before they are divided or scaled, and their places in `chosen`. How many they are. The offset
+// is that of READ_RELU, whose level it is with the other sign.
 INLINE int64_t read_above(float* out, float* scores, int64_t count, const float* values, int64_t width,
-                          const int32_t* slots, const ReadRule& rule, int32_t* chosen) {
-    const int64_t found = choose_above(scores, count, level_of(scores, count, rule), chosen);
-    fill_up(scores, found, -1.0f);
-    const float highest = static_cast<float>(rule.highest);
-    Vector sums{};
-    for (int64_t i = 0; i < found; i += LANES) {
-        const Vector fired = ReluExp::activate(load(scores + i), highest);
-        store(scores + i, fired);
-        sums += fired;
+                          const int32_t* slots, const ReadRule& rule, float offset, int32_t* chosen) {
+    const bool centred = rule.kind == READ_RELU_EXP;
+    const int64_t found = choose_above(scores, count, centred ? level_of(scores, count, rule) : -offset, chosen);
+    float factor;
+    if (centred) {
+        fill_up(scores, found, -1.0f);
+        const float highest = static_cast<float>(rule.highest);
+        Vector sums{};
+        for (int64_t i = 0; i < found; i += LANES) {
+            const Vector fired = ReluExp::activate(load(scores + i), highest);
+            store(scores + i, fired);
+            sums += fired;
+        }
+        factor = 1.0f / (static_cast<float>(rule.delta) + total(sums));
+    } else {
+        const double scale = rule.exponent == 0 ? 1.0 : std::pow(static_cast<double>(count), -rule.exponent);
+        factor = static_cast<float>(rule.factor * scale);
     }
-    const float factor = 1.0f / (static_cast<float>(rule.delta) + total(sums));
     int64_t c = 0;
     for (; c + 2 * LANES <= width; c += 2 * LANES) add_above<2>(out + c, values + c, width, slots, scores, chosen, found, factor);
     for (; c + LANES <= width; c += LANES) add_above<1>(out + c, values + c, width, slots, scores, chosen, found, factor);
@@ -198,17 +212,6 @@ INLINE void weigh_softmax(float* scores, int64_t count) {
         sums += power;
     }
     multiply(scores, count, 1.0f / total(sums));
-}
-
-// All but READ_RELU_EXP. Scores have room for a whole vector. The offset is that of READ_RELU: the others ignore what a row has in common.
-INLINE void weigh(float* scores, int64_t count, const ReadRule& rule, float offset) {
-    switch (rule.kind) {
-        case READ_RELU: {
-            const double scale = rule.factor * (rule.exponent == 0 ? 1.0 : std::pow(static_cast<double>(count), -rule.exponent));
-            return weigh_relu(scores, count, offset, static_cast<float>(scale));
-        }
-        case READ_SOFTMAX: return weigh_softmax(scores, count);
-    }
 }
 
 // out[b] += sum over t < count of weights[b][t] * values[t], for C vectors of columns: no weight is expected to be zero.
@@ -235,21 +238,18 @@ INLINE void add_all_columns(float* out, int64_t out_stride, const float* weights
         for (int c = 0; c < C; ++c) store(out + b * out_stride + c * LANES, sums[b][c]);
 }
 
-constexpr int64_t NEAR = 64;  // slots whose values stay in the nearest cache while one row after the other reads them
-
-// out[b] += sum over begin <= t < end of weights[b][t] * values[slot t], of the slots that have a weight.
-template <int B>
-INLINE void add_values(float* out, int64_t out_stride, const float* weights, int64_t weight_stride,
-                       const float* values, int64_t width, const int32_t* slots, int64_t begin, int64_t end) {
-    int32_t chosen[NEAR + LANES];
-    for (int64_t first = begin; first < end; first += NEAR) {
-        const int64_t last = first + NEAR < end ? first + NEAR : end;
-        for (int b = 0; b < B; ++b) {
-            const float* own = weights + b * weight_stride;
-            const int64_t count = nonzero_places(own, first, last, chosen);
-            add_chosen(out + b * out_stride, values, width, width, slots, own, chosen, count);
-        }
+// out += sum over begin <= t < end of weights[t] * the value of position t, for C vectors of columns.
+template <int C>
+INLINE void add_positions(float* out, const float* weights, const float* values, int64_t width, const int32_t* slots,
+                          int64_t begin, int64_t end) {
+    Vector sums[C];
+    for (int c = 0; c < C; ++c) sums[c] = load(out + c * LANES);
+    for (int64_t t = begin; t < end; ++t) {
+        const float* value = values + (slots == nullptr ? t : slots[t]) * width;
+#pragma GCC unroll 4
+        for (int c = 0; c < C; ++c) sums[c] += weights[t] * load(value + c * LANES);
     }
+    for (int c = 0; c < C; ++c) store(out + c * LANES, sums[c]);
 }
 
 // The slots that rows read: those of one head.
@@ -260,8 +260,8 @@ struct HeadSlots {
     int64_t ancestor_stride, straight;  // of the first `straight` positions it is t for all rows
 };
 
-// B rows of one head; row b sees counts[b] positions. scores: (B, score_stride). Leaves the weights there; with
-// READ_RELU_EXP only those of the found[b] places in `chosen` (B, score_stride), before they are divided.
+// B rows of one head; row b sees counts[b] positions. scores: (B, score_stride). Leaves the weights there; of a rule
+// with zeros only those of the found[b] places in `chosen` (B, score_stride), before they are divided or scaled.
 template <int B>
 INLINE void read_rows(float* out, int64_t out_stride, const float* q, int64_t q_stride, int64_t width,
                       const HeadSlots& from, const int64_t* counts, const ReadRule& rule, float offset, float* scores,
@@ -279,34 +279,39 @@ INLINE void read_rows(float* out, int64_t out_stride, const float* q, int64_t q_
             const int32_t* slots = from.ancestors + b * from.ancestor_stride;
             for (int64_t t = from.straight; t < counts[b]; ++t) row[t] = row[slots[t]];
         }
-        if (rule.kind == READ_RELU_EXP) {
+        if (rule.kind == READ_SOFTMAX) {
+            weigh_softmax(row, counts[b]);
+            std::memset(out + b * out_stride, 0, sizeof(float) * width);
+        } else {
             const int32_t* slots = from.ancestors == nullptr ? nullptr : from.ancestors + b * from.ancestor_stride;
-            found[b] = read_above(out + b * out_stride, row, counts[b], from.values, width, slots, rule, chosen + b * score_stride);
-            continue;
+            found[b] = read_above(out + b * out_stride, row, counts[b], from.values, width, slots, rule, offset,
+                                  chosen + b * score_stride);
         }
-        weigh(row, counts[b], rule, offset);
-        std::memset(out + b * out_stride, 0, sizeof(float) * width);
     }
-    if (rule.kind == READ_RELU_EXP) return;
-    if (rule.kind == READ_SOFTMAX) {
-        constexpr int64_t four = 4 * LANES, two = 2 * LANES;
-        int64_t c = 0;
-        for (; B * 4 <= 24 && LANES == 16 && c + four <= width; c += four)
-            add_all_columns<B, 4>(out + c, out_stride, scores, score_stride, from.values + c, width, together);
-        for (; c + two <= width; c += two)
-            add_all_columns<B, 2>(out + c, out_stride, scores, score_stride, from.values + c, width, together);
+    if (rule.kind != READ_SOFTMAX) return;
+    constexpr int64_t four = 4 * LANES, two = 2 * LANES;
+    int64_t c = 0;
+    for (; B * 4 <= 24 && LANES == 16 && c + four <= width; c += four)
+        add_all_columns<B, 4>(out + c, out_stride, scores, score_stride, from.values + c, width, together);
+    for (; c + two <= width; c += two)
+        add_all_columns<B, 2>(out + c, out_stride, scores, score_stride, from.values + c, width, together);
+    for (; c + LANES <= width; c += LANES)
+        add_all_columns<B, 1>(out + c, out_stride, scores, score_stride, from.values + c, width, together);
+    for (; c < width; ++c)
+        for (int b = 0; b < B; ++b)
+            for (int64_t t = 0; t < together; ++t)
+                out[b * out_stride + c] += scores[b * score_stride + t] * from.values[t * width + c];
+    for (int b = 0; b < B; ++b) {  // positions that are not the same slot for all rows
+        const int32_t* slots = from.ancestors == nullptr ? nullptr : from.ancestors + b * from.ancestor_stride;
+        const float* own = scores + b * score_stride;
+        float* to = out + b * out_stride;
+        for (c = 0; c + two <= width; c += two) add_positions<2>(to + c, own, from.values + c, width, slots, together, counts[b]);
         for (; c + LANES <= width; c += LANES)
-            add_all_columns<B, 1>(out + c, out_stride, scores, score_stride, from.values + c, width, together);
+            add_positions<1>(to + c, own, from.values + c, width, slots, together, counts[b]);
         for (; c < width; ++c)
-            for (int b = 0; b < B; ++b)
-                for (int64_t t = 0; t < together; ++t)
-                    out[b * out_stride + c] += scores[b * score_stride + t] * from.values[t * width + c];
-    } else {
-        add_values<B>(out, out_stride, scores, score_stride, from.values, width, nullptr, 0, together);
+            for (int64_t t = together; t < counts[b]; ++t)
+                to[c] += own[t] * from.values[(slots == nullptr ? t : slots[t]) * width + c];
     }
-    for (int b = 0; b < B; ++b)
-        add_values<1>(out + b * out_stride, out_stride, scores + b * score_stride, score_stride, from.values, width,
-                      from.ancestors == nullptr ? nullptr : from.ancestors + b * from.ancestor_stride, together, counts[b]);
 }
 
 // The shares of each span in `count` weights, those of the places `chosen` or of the first ones, added to `shares`; a

@@ -122,8 +122,8 @@ constexpr int32_t BIT_WORDS = PAIR_SLOTS / 64;
 inline void find_candidates(uint64_t* bits, const Quantum* rows, const Quantum* slots, int64_t quanta, float slack,
                             const int32_t* most, int32_t groups, int32_t panels) {
 #if defined(HAS_AVX512)
-    if (const CandidateCode* code = vnni_candidates())
-        return code->find(bits, rows, slots, quanta, static_cast<int32_t>(slack), most, groups, panels);
+    if (const FindCandidates find = vnni_find())
+        return find(bits, rows, slots, quanta, static_cast<int32_t>(slack), most, groups, panels);
 #endif
     std::memset(bits, 0, sizeof(uint64_t) * BIT_WORDS * groups * ROWS);
     for (int32_t panel = 0; panel < panels; ++panel)
@@ -157,7 +157,7 @@ inline void find_candidates(uint64_t* bits, const Quantum* rows, const Quantum* 
 // The same candidates as a list by row, of the slots that each row sees; 64 more places are zero. How many they are.
 inline int32_t list_candidates(int32_t* start, uint8_t* place, const uint64_t* bits, const int32_t* seen, int32_t count) {
 #if defined(HAS_AVX512)
-    if (const CandidateCode* code = vnni_candidates()) return code->list(start, place, bits, seen, count);
+    if (const ListCandidates list = vbmi_list()) return list(start, place, bits, seen, count);
 #endif
     int32_t found = 0;
     for (int32_t i = 0; i < count; ++i, bits += BIT_WORDS) {
@@ -165,7 +165,13 @@ inline int32_t list_candidates(int32_t* start, uint8_t* place, const uint64_t* b
         for (int32_t word = 0; word * 64 < seen[i]; ++word) {
             const int32_t left = seen[i] - word * 64;
             uint64_t rest = left < 64 ? bits[word] & ((uint64_t{1} << left) - 1) : bits[word];
-            for (; rest != 0; rest &= rest - 1) place[found++] = static_cast<uint8_t>(word * 64 + __builtin_ctzll(rest));
+            const int32_t here = __builtin_popcountll(rest);
+            // Eight at a time, so that a processor foresees the end; what is too much is overwritten.
+            for (int32_t first = 0; first < here; first += 8)
+#pragma GCC unroll 8
+                for (int32_t e = first; e < first + 8; ++e, rest &= rest - 1)
+                    place[found + e] = static_cast<uint8_t>(word * 64 + __builtin_ctzll(rest | uint64_t{1} << 63));
+            found += here;
         }
     }
     start[count] = found;

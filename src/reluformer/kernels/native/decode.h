@@ -214,7 +214,7 @@ class Pass {
         for (int64_t first = 0; first < part.rows; first += TOGETHER) {
             const int64_t rows = part.rows - first < TOGETHER ? part.rows - first : TOGETHER;
             int64_t seen[TOGETHER], found[TOGETHER];
-            const bool sparse = rule.kind == READ_RELU_EXP;
+            const bool sparse = rule.kind != READ_SOFTMAX;
             for (int64_t r = 0; r < rows; ++r) seen[r] = counts(first + r);
             for (int64_t head = 0; head < model_.heads; ++head) {
                 float* out = read_ + (row + first) * width_ + head * head_;

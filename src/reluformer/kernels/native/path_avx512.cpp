@@ -3,9 +3,9 @@
 #if defined(__x86_64__)
 #if defined(RELUFORMER_EMULATE)
 #elif defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,bmi,bmi2,popcnt"))), apply_to = function)
 #else
-#pragma GCC target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")
+#pragma GCC target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,bmi,bmi2,popcnt")
 #endif
 #define LANES 16
 #if !defined(RELUFORMER_EMULATE)

@@ -3,15 +3,17 @@
 #include "pair_list.h"
 
 namespace {
-bool allowed = true;
+enum Allowed { NOTHING, FINDING, EVERYTHING };
+int64_t allowed = EVERYTHING;
 }  // namespace
 
-bool vnni_allowed() { return allowed; }
+bool vnni_allowed() { return allowed != NOTHING; }
 
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
-#define VNNI __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2,popcnt,bmi2")))
+#define VNNI __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx512vnni")))
+#define VBMI2 __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx512vbmi,avx512vbmi2,popcnt,bmi2")))
 
 namespace {
 
@@ -47,7 +49,7 @@ VNNI void find(uint64_t* bits, const int32_t* rows, const int32_t* slots, int64_
         }
 }
 
-VNNI int32_t list(int32_t* start, uint8_t* place, const uint64_t* bits, const int32_t* seen, int32_t count) {
+VBMI2 int32_t list(int32_t* start, uint8_t* place, const uint64_t* bits, const int32_t* seen, int32_t count) {
     alignas(64) uint8_t numbers[64];
     for (int i = 0; i < 64; ++i) numbers[i] = static_cast<uint8_t>(i);
     int32_t found = 0;
@@ -67,17 +69,23 @@ VNNI int32_t list(int32_t* start, uint8_t* place, const uint64_t* bits, const in
     return found;
 }
 
-constexpr CandidateCode CODE{find, list};
-
 }  // namespace
 
-const CandidateCode* vnni_candidates() {
+FindCandidates vnni_find() {
     static const bool supported = [] {
         __builtin_cpu_init();
-        return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi2") &&
-               __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("bmi2");
+        return __builtin_cpu_supports("avx512vnni") != 0;
     }();
-    return supported && allowed ? &CODE : nullptr;
+    return supported && allowed >= FINDING ? find : nullptr;
+}
+
+ListCandidates vbmi_list() {
+    static const bool supported = [] {
+        __builtin_cpu_init();
+        return __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2") &&
+               __builtin_cpu_supports("bmi2");
+    }();
+    return supported && allowed == EVERYTHING ? list : nullptr;
 }
 
 bool has_avx_vnni() {
@@ -85,10 +93,12 @@ bool has_avx_vnni() {
     return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> 4 & 1) != 0;
 }
 #else
-const CandidateCode* vnni_candidates() { return nullptr; }
+FindCandidates vnni_find() { return nullptr; }
+
+ListCandidates vbmi_list() { return nullptr; }
 
 bool has_avx_vnni() { return false; }
 #endif
 
-// For tests: whether VNNI may be used.
-extern "C" __attribute__((visibility("default"))) void reluformer_allow_vnni(int64_t allow) { allowed = allow != 0; }
+// For tests: 0 allows neither VNNI nor VBMI2, 1 VNNI alone, 2 both.
+extern "C" __attribute__((visibility("default"))) void reluformer_allow_vnni(int64_t allow) { allowed = allow; }
