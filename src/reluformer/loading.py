@@ -8,25 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from reluformer import files, language
+from reluformer import files
 from reluformer.config import read_yaml
 from reluformer.errors import ArgumentError, ConfigError, StorageError, nearest
 from reluformer.language.recipe import LanguageRecipe
 from reluformer.models import CONFIG, WEIGHTS, storage
 from reluformer.training.config import TrainingRecipe
-from reluformer.training.corpus_task import TrainingOptions
-from reluformer.training.fit import TrainingResult
-from reluformer.training.progress import TrainingProgress
 from reluformer.training.run import RunDirectory, find_run
-from reluformer.training.task import Evaluate
-from reluformer.translation import task as translation
 from reluformer.translation.native_decoder import decoder_of
 from reluformer.translation.recipe import Recipe
 from reluformer.translation.translator import Translator, load_run
+
+if TYPE_CHECKING:
+    from reluformer.training.fit import TrainingResult
+    from reluformer.training.progress import TrainingProgress
+    from reluformer.training.task import Evaluate
 
 RECIPES: dict[str, type[Recipe] | type[LanguageRecipe]] = {"translation": Recipe, "language": LanguageRecipe}
 """The class of a recipe by its key `task`; a recipe without one is for translation."""
@@ -73,6 +73,10 @@ def train(
         >>> result = rf.train("configs/demo.yaml", "runs/demo")  # doctest: +SKIP
         >>> rf.load("runs/demo").translate(["A document."])  # doctest: +SKIP
     """
+    from reluformer import language  # here, so that a translation does not wait for what only training needs
+    from reluformer.training.corpus_task import TrainingOptions
+    from reluformer.translation import task as translation
+
     schema = type(recipe) if isinstance(recipe, TrainingRecipe) else recipe_class(recipe)
     run: Any = language.train if issubclass(schema, LanguageRecipe) else translation.train
     options = TrainingOptions(

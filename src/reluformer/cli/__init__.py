@@ -7,6 +7,7 @@ says what to do; `--debug` shows its traceback. Verbs import what they need when
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import sys
 import warnings
@@ -71,6 +72,9 @@ def options(
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    gc.set_threshold(
+        50_000, 20, 20
+    )  # imports make many objects and no garbage; looking for it takes a tenth of a second
     try:
         try:
             app(arguments, prog_name="reluformer")
