@@ -222,7 +222,9 @@ def main() -> None:
         else:
             mean = 1 + round(statistics.mean(lengths))
             contestants[threads] = trained_systems(arguments.run, arguments.sparse, threads, mean)
-    results = {}
+    results: dict[str, Any] = {}
+    figures: dict[str, Any] = {"benchmark": "translation", "setting": {**setting, "rounds": arguments.rounds}}
+    figures |= {**circumstances(), "batches": results}
     for batch in arguments.batches:
         for turn in range(arguments.rounds + 1):
             print(f"batch {batch or 'file'}, turn {turn} of {arguments.rounds}", file=sys.stderr, flush=True)
@@ -237,19 +239,18 @@ def main() -> None:
             "sentences_per_second_by_threads": speeds,
             "ratios_of_the_better": ratios(best),
         }
+        if batch == 1:
+            figures["latency_milliseconds_by_threads"] = {
+                threads: {name: percentiles(one) for name, one in found.items() if one.takes(1)}
+                for threads, found in contestants.items()
+            }
+        publish(figures, False, arguments.out)  # what is measured is kept, should the rest be cut off
         if not arguments.json:
             print(f"batch {batch or 'file'}")
             for name, rate in best.items():
                 each = "".join(f"{speed[name]:8.1f}" for speed in speeds.values())
                 beside = "".join(f"  {ratio:.2f} x {peer}" for peer, ratio in ratios(best).get(name, {}).items())
                 print(f"  {name:40} {rate:8.1f} sentences/s (threads {numbers}: {each} ){beside}")
-    figures: dict[str, Any] = {"benchmark": "translation", "setting": {**setting, "rounds": arguments.rounds}}
-    figures |= {**circumstances(), "batches": results}
-    if 1 in arguments.batches:
-        figures["latency_milliseconds_by_threads"] = {
-            threads: {name: percentiles(one) for name, one in found.items() if one.takes(1)}
-            for threads, found in contestants.items()
-        }
     if arguments.run is not None:
         torch.set_num_threads(numbers[-1])
         figures["bleu"] = quality(contestants[numbers[0]], arguments.run, sources, references)
