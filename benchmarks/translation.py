@@ -2,6 +2,7 @@
 
     python benchmarks/translation.py --run runs/multi30k --sparse runs/multi30k-sparse --json
     python benchmarks/translation.py --json
+    python benchmarks/translation.py --document 1000 --json
 
 With `--run`, a trained softmax model translates the test sentences of its recipe, alone (batch 1),
 16 or 64 at a time, and as one file, which each system divides as it likes. CTranslate2, generate
@@ -9,7 +10,8 @@ and ONNX Runtime have the same weights; Marian has random ones and targets of th
 `--sparse` adds another run of ours. BLEU is that of the whole file.
 
 Without `--run`, the weights are random: width 256, 3 + 3 layers, feed-forward 1024, a vocabulary of
-8,000, 32 source tokens and 48 positions; the rules are relu and softmax.
+8,000, 32 source tokens and 48 positions; the rules are relu, relu_chance and softmax. With
+`--document 1000` it is one document of so many tokens on both sides.
 
 All systems get tokens and return tokens. They take turns, with one thread and with all, and medians
 are compared, those of each system with the number of threads that suits it better. Slow systems
@@ -106,25 +108,26 @@ def if_installed(found: dict[str, Contestant], name: str, make: Callable[[], pee
         print(f"{name} is left out: pip install {error.name}", file=sys.stderr)
 
 
-def random_systems(threads: int) -> dict[str, Contestant]:
+def random_systems(threads: int, length: int) -> dict[str, Contestant]:
     """Random weights; every target has the same length."""
-    search = DecodingConfig(beam=4, min_length=TARGET - 1)
+    search = DecodingConfig(beam=4, min_length=length - 1)
     models = {
-        rule: ReLUFormer(ModelConfig(**SIZES, **dict.fromkeys(ATTENTION, rule))).eval() for rule in ("relu", "softmax")
+        rule: ReLUFormer(ModelConfig(**SIZES, **dict.fromkeys(ATTENTION, rule))).eval()
+        for rule in ("relu", "relu_chance", "softmax")
     }
     found = {
-        f"reluformer {kind} ({rule})": Contestant(ours(NativeDecoder(model, kind == "int8"), search, TARGET))
+        f"reluformer {kind} ({rule})": Contestant(ours(NativeDecoder(model, kind == "int8"), search, length))
         for rule, model in models.items()
         for kind in ("float32", "int8")
     }
-    options = {"min_decoding_length": TARGET, "max_decoding_length": TARGET}
+    options = {"min_decoding_length": length, "max_decoding_length": length}
     for kind in ("float32", "int8"):
 
         def make(kind: str = kind) -> peers.System:
             return partial(peers.ctranslate2_of(models["softmax"], kind, threads, 4), **options)
 
         if_installed(found, f"ctranslate2 {kind}", make)
-    if_installed(found, "marian generate", lambda: peers.marian_of(models["softmax"], 4, TARGET), slow=True)
+    if_installed(found, "marian generate", lambda: peers.marian_of(models["softmax"], 4, length), slow=True)
     return found
 
 
@@ -192,18 +195,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, help="a trained softmax run; default: random weights")
     parser.add_argument("--sparse", type=Path, help="another run of ours")
+    parser.add_argument("--document", type=int, metavar="TOKENS", help="random weights and one document of this length")
     parser.add_argument("--limit", type=int, help="translate only the first sentences")
     parser.add_argument("--rounds", type=int, default=3, help="turns that are measured")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64, FILE], help="batch sizes; 0 is the file")
     parser.add_argument("--json", action="store_true", help="print JSON alone")
     parser.add_argument("--out", type=Path, help="write the JSON to this file as well")
     arguments = parser.parse_args()
+    if arguments.document is not None:
+        arguments.batches = [1]
     torch.manual_seed(0)
     references: Sequence[Any] = []
     if arguments.run is None:
         generator = torch.Generator().manual_seed(0)
-        sources = torch.randint(5, SIZES["vocab_size"], (RANDOM, SOURCE), generator=generator).tolist()
-        setting: dict[str, Any] = {**SIZES, "source": SOURCE, "target": TARGET, "beam": 4}
+        shape = (RANDOM, SOURCE) if arguments.document is None else (1, arguments.document)
+        sources = torch.randint(5, SIZES["vocab_size"], shape, generator=generator).tolist()
+        length = arguments.document or TARGET
+        setting: dict[str, Any] = {**SIZES, "source": shape[1], "target": length, "beam": 4}
     else:
         documents = read_split(arguments.run, "test")[0][: arguments.limit]
         translator = rf.load(arguments.run)
@@ -218,7 +226,7 @@ def main() -> None:
     for threads in numbers:
         torch.set_num_threads(threads)  # before ONNX Runtime opens its sessions
         if arguments.run is None:
-            contestants[threads] = random_systems(threads)
+            contestants[threads] = random_systems(threads, length)
         else:
             mean = 1 + round(statistics.mean(lengths))
             contestants[threads] = trained_systems(arguments.run, arguments.sparse, threads, mean)

@@ -23,7 +23,7 @@ from reluformer.translation.tokenizer import BEGIN, END, PAD
 
 Tokens = Sequence[Sequence[int]]
 System = Callable[[Tokens], list[list[int]]]
-POSITIONS = 512
+POSITIONS = 1024
 TOGETHER = 64
 """Sentences of a batch where a system has to translate a whole file."""
 
