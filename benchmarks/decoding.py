@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, help="sentences, one a line; default: the run's test split")
     parser.add_argument("--tokens", type=int, default=1000, help="source tokens of a document")
     parser.add_argument("--documents", type=int, default=2, help="documents of a turn, decoded one after the other")
-    parser.add_argument("--beam", type=int, default=4)
+    parser.add_argument("--beams", type=int, nargs="+", default=[1, 2, 4], help="hypotheses kept; 1 is greedy")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     parser.add_argument("--out", type=Path, help="write the JSON to this file as well")
@@ -95,38 +95,43 @@ def main() -> None:
     else:
         sentences = [sentence for document in read_split(arguments.run, "test")[0] for sentence in document.src]
     sources = documents(sentences, translator.tokenizer, arguments.tokens, arguments.documents)
-    config = DecodingConfig(beam=arguments.beam)
+    configs = {beam: DecodingConfig(beam=beam) for beam in arguments.beams}
     rule = translator.model.config.decoder_attention.name
     twin = "softmax twin" if arguments.against is None else "softmax"
     models = {rule: translator.model, twin: peer}
     decoders = {(name, int8): NativeDecoder(model, int8) for name, model in models.items() for int8 in (False, True)}
-    times: dict[Any, list[float]] = {key: [] for key in decoders}
+    times: dict[Any, list[float]] = {(beam, *key): [] for beam in configs for key in decoders}
     tokens: dict[Any, int] = {}
     for turn in range(arguments.repeats + 1):
         print(f"turn {turn} of {arguments.repeats}", file=sys.stderr, flush=True)
-        for key, decoder in decoders.items():
-            started = time.perf_counter()
-            found = [translate(decoder, source, config) for source in sources]
-            if turn > 0:  # the first is for warming up
-                times[key].append(time.perf_counter() - started)
-            tokens[key] = sum(len(one) + 1 for one in found)
-            if key == (rule, False):
-                zeros = zero_fractions(translator.model, sources[0], found[0])
-    rows = []
-    for (name, int8), seconds in times.items():
-        median = statistics.median(seconds)
-        base = statistics.median(times[twin, int8])
-        speed, base_speed = tokens[name, int8] / median, tokens[twin, int8] / base
-        row = {"contestant": name, "weights": "int8" if int8 else "float32", "seconds": round(median, 4)}
-        row |= {"target_tokens": tokens[name, int8], "tokens_per_second": round(speed, 1)}
-        rows.append({**row, "speed_over_softmax": round(speed / base_speed, 3)})
+        for beam, config in configs.items():
+            for key, decoder in decoders.items():
+                started = time.perf_counter()
+                found = [translate(decoder, source, config) for source in sources]
+                if turn > 0:  # the first is for warming up
+                    times[beam, *key].append(time.perf_counter() - started)
+                tokens[beam, *key] = sum(len(one) + 1 for one in found)
+                if key == (rule, False):
+                    zeros = zero_fractions(translator.model, sources[0], found[0])
+    speeds = {key: tokens[key] / statistics.median(seconds) for key, seconds in times.items()}
+    rows = [
+        {
+            "beam": beam,
+            "contestant": name,
+            "weights": "int8" if int8 else "float32",
+            "target_tokens": tokens[beam, name, int8],
+            "tokens_per_second": round(speed, 1),
+            "speed_over_softmax": round(speed / speeds[beam, twin, int8], 3),
+        }
+        for (beam, name, int8), speed in speeds.items()
+    ]
     if not arguments.json:
         print(f"zero fractions of '{rule}': {zeros}")
         for row in rows:
             print("  ".join(f"{value:>14}" for value in row.values()))
     names = ("width", "heads", "encoder_layers", "decoder_layers", "slots", "vocab_size")
     sizes = {name: getattr(translator.model.config, name) for name in names}
-    settings = {"source_tokens": [len(source) for source in sources], "beam": arguments.beam, **sizes}
+    settings = {"source_tokens": [len(source) for source in sources], **sizes}
     results = {"benchmark": "decoding", "settings": settings, **circumstances(), "zero_fractions": zeros, "rows": rows}
     publish(results, arguments.json, arguments.out)
 
