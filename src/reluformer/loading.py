@@ -24,6 +24,7 @@ from reluformer.translation.recipe import Recipe
 from reluformer.translation.translator import Translator, load_run
 
 if TYPE_CHECKING:
+    from reluformer.language import Generator
     from reluformer.training.fit import TrainingResult
     from reluformer.training.progress import TrainingProgress
     from reluformer.training.task import Evaluate
@@ -164,7 +165,7 @@ def load_translator(
     return load_run(directory, found, int8=int8, **decoding)
 
 
-def load_generator(directory: str | Path, device: str | torch.device = "cpu") -> language.Generator:
+def load_generator(directory: str | Path, device: str | torch.device = "cpu") -> Generator:
     """Loads a language model from its run or its export to transformers; arguments and errors are those of `load`."""
     directory, found = find_run(Path(directory)), _device(device)
     if _transformers_type(directory) == LANGUAGE:
@@ -174,6 +175,8 @@ def load_generator(directory: str | Path, device: str | torch.device = "cpu") ->
         return hub.generator(model.to(found), tokenizer)
     if _transformers_type(directory) == TRANSLATION:
         raise StorageError(f"{directory}: a translation model, not a language model; use `reluformer translate`")
+    from reluformer import language
+
     return language.load(directory, found)
 
 
