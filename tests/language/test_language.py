@@ -368,9 +368,23 @@ class TestCommandLine:
         assert [score["context"] for score in scores] == [32, 64, 128]
         assert scores[0]["rows"] == 2 and (run / "evaluation" / "test.json").is_file()
 
-    def test_evaluate_refuses_what_is_for_translation(self, run: Path) -> None:
-        result = CliRunner().invoke(app, ["evaluate", str(run), "--beam", "2"])
+    @pytest.mark.parametrize("option", ["--beam=2", "--int8", "--sentence-level", "--device=cuda"])
+    def test_evaluate_refuses_what_is_for_translation(self, option: str, run: Path) -> None:
+        result = CliRunner().invoke(app, ["evaluate", str(run), option])
         assert isinstance(result.exception, ArgumentError) and "no translations" in str(result.exception)
+
+    def test_inspect_shows_the_history(self, run: Path) -> None:
+        result = CliRunner().invoke(app, ["inspect", str(run), "--json"])
+        assert result.exit_code == 0 and json.loads(result.stdout)["updates_asked"] == 6
+
+    def test_prepare_takes_the_recipe_and_train_its_result(self, tmp_path: Path) -> None:
+        path, data = tmp_path / "small.yaml", tmp_path / "data"
+        path.write_text(json.dumps(recipe(updates=1)), encoding="utf-8")
+        shown = CliRunner().invoke(app, ["prepare", str(path), "--to", str(data)])
+        assert shown.exit_code == 0 and shown.stdout.startswith("train: 40 documents")
+        written = (data / "train.tokens").stat().st_mtime_ns
+        result = CliRunner().invoke(app, ["train", str(path), "--run", str(tmp_path / "run"), "--prepared", str(data)])
+        assert result.exit_code == 0 and (data / "train.tokens").stat().st_mtime_ns == written
 
     def test_generate_prints_a_text(self, run: Path) -> None:
         result = CliRunner().invoke(app, ["generate", str(run), "The", "--tokens", "8", "--seed", "1"])

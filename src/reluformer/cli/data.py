@@ -17,6 +17,7 @@ from reluformer.cli.options import AsJson, Overrides, Plugins, RecipeFile, defau
 from reluformer.training.progress import activity
 
 if TYPE_CHECKING:
+    from reluformer.language.recipe import LanguageRecipe
     from reluformer.translation.downloads.catalogue import Dataset, ObtainedSet
     from reluformer.translation.downloads.fetch import DownloadProgress
 
@@ -35,11 +36,15 @@ def prepare(
     Example: reluformer prepare configs/multi30k.yaml --set data.tokenizer.vocab_size=6000
     """
     from reluformer.config import load_yaml
+    from reluformer.language.recipe import LanguageRecipe
+    from reluformer.loading import recipe_class
     from reluformer.translation import corpus
-    from reluformer.translation.recipe import Recipe
 
-    recipe = load_yaml(Recipe, config, overrides)
+    recipe = load_yaml(recipe_class(config), config, overrides)
     console = Console(stderr=as_json)
+    if isinstance(recipe, LanguageRecipe):
+        _prepare_language(recipe, to or default_run(config) / "data", as_json)
+        return
     with activity("preparing", Console(stderr=True)) as tell:
         summary = corpus.prepare(
             recipe.data,
@@ -57,6 +62,15 @@ def prepare(
     for table in (summary.skipped_table(), summary.found_table()):
         if table is not None:
             console.print(table)
+
+
+def _prepare_language(recipe: LanguageRecipe, to: Path, as_json: bool) -> None:
+    """Prepare the corpus of a language model and print its numbers of documents and tokens."""
+    from reluformer.language import corpus
+
+    with activity("preparing", Console(stderr=True)):
+        summary = corpus.prepare(recipe.data.resolved(), to)
+    typer.echo(json.dumps(summary, indent=2) if as_json else corpus.describe(summary))
 
 
 def recipe(

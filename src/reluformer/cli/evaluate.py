@@ -83,7 +83,8 @@ def evaluate(
     if out is not None and (out.is_dir() or out.suffix == ".jsonl"):
         raise ArgumentError(f"--out {out}: give the name of a JSON file; the translations go beside it as .jsonl")
     if is_language_run(run):
-        if against is not None or sentence_level or settings or beam is not None or length_penalty is not None:
+        given = (against, sentence_level, settings, beam is not None, length_penalty is not None, int8)
+        if any(given) or device not in ("auto", "cpu"):
             raise ArgumentError(f"{run}: a language model has no translations; give only --split, --limit and --out")
         evaluate_language(run, split.value, limit, out, as_json)
         return

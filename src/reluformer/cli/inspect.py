@@ -33,6 +33,7 @@ from reluformer.cli.text_files import STDIN, FormatChoice
 from reluformer.errors import ArgumentError, DataError, nearest
 
 if TYPE_CHECKING:
+    from reluformer.training.config import TrainingRecipe
     from reluformer.translation.inspection import AttentionKind, ReadWindow, Word
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -142,9 +143,10 @@ class History:
 
 def read_history(run: Path) -> History:
     """Return the history of the run in a directory, finished or not. No model is loaded."""
-    from reluformer.translation.recipe import Recipe
+    from reluformer.loading import recipe_class
 
     directory = open_run(run)
+    recipe: TrainingRecipe = directory.recipe(recipe_class(directory.recipe_values()))
     status = directory.status
     result = status.get("result") or {}
     events = directory.log.events()
@@ -159,7 +161,7 @@ def read_history(run: Path) -> History:
         status=status.get("status", "not started"),
         reason=status.get("message") or status.get("reason"),
         updates=max((event["step"] for event in events), default=0),
-        updates_asked=directory.recipe(Recipe).training.updates,
+        updates_asked=recipe.training.updates,
         tokens=result.get("tokens", last.get("total_tokens")),
         minutes=None if seconds is None else round(seconds / 60, 3),
         parameters=result.get("parameters"),
