@@ -453,3 +453,12 @@ def test_operands_that_do_not_fit_are_refused_by_name(change: dict[str, Any], me
     sizes = {name: change.pop(name) for name in ("heads", "key_heads", "batch") if name in change}
     with pytest.raises(ArgumentError, match=message):
         rf.read(*_tokens(**sizes), **change)
+
+
+@pytest.mark.parametrize("rule", ["relu", "softmax", "relu_exp"])
+@pytest.mark.parametrize("wide", [2**31, 2**63 - 1, 10**30])
+def test_a_window_as_wide_as_any_number_is_none(wide: int, rule: str) -> None:
+    q, k, v = torch.randn(3, 1, 2, 12, 8, generator=torch.Generator().manual_seed(0))
+    found = rf.read(q, k, v, rule, window=(wide, wide))
+    assert torch.allclose(found, rf.read(q, k, v, rule), atol=1e-6)
+    assert torch.allclose(rf.read(q, k, v, rule, window=(wide, 0)), rf.read(q, k, v, rule, causal=True), atol=1e-6)

@@ -385,7 +385,8 @@ def _checked_window(window: Window, queries: int, slots: int) -> Window:
             f"window with {queries} queries and {slots} slots: the queries are the last positions of the slots, so "
             "there cannot be more of them; pass the keys of the whole prefix"
         )
-    return pair
+    left, right = (None if side is None else min(side, slots) for side in pair)  # positions must not overflow
+    return left, right
 
 
 def _check_offsets(offsets: Tensor, batch: int, queries: int, slots: int) -> None:

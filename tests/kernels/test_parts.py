@@ -99,3 +99,16 @@ def test_long_reads_with_a_window_need_no_scores_of_all_slots() -> None:
     expected = rf.read(q[:, :, -50:], k[:, :, -90:], v[:, :, -90:], "relu_chance", causal=True, window=(40, 0))
     torch.testing.assert_close(out[:, :, -50:], expected)
     assert rules.get("relu_chance").wide_scores
+
+
+@pytest.mark.parametrize("rule", ["relu", "relu_exp", "relu_chance"])
+def test_a_gate_that_is_no_number_is_not_pruned_away(rule: str) -> None:
+    length, place = 1500, 700
+    q, k, v = draw(2, length, 2)
+    gate = gate_of([2, 40], length).repeat(2, 1, 1)
+    gate[..., place] = math.nan
+    rows = [
+        rf.read(q, k, v, rule=rule, gate=gate, causal=True, impl=impl).isfinite().all(-1)
+        for impl in ("cpu", "reference")
+    ]
+    assert not rows[0][..., place:].any() and torch.equal(*rows)

@@ -261,7 +261,8 @@ def _blocks(
     size = _block_size(keys, queries)
     for begin in range(0, queries, size):
         end = min(begin + size, queries)
-        needed = (keys[:, :, : start + end] > lowest[:, :, begin:end].amin(-1, keepdim=True)).any(0)  # (H, slots)
+        floor = lowest[:, :, begin:end].amin(-1, keepdim=True)
+        needed = (keys[:, :, : start + end] <= floor).logical_not().any(0)  # (H, slots); NaN is read
         first = torch.where(needed.any(-1), needed.int().argmax(-1), start + begin)
         found += [HeadBlock(head, begin, end, min(int(first[head]), start + begin)) for head in range(heads)]
     return found
