@@ -310,3 +310,14 @@ def test_a_rule_of_ones_own_states_its_turning_points() -> None:
 
     with pytest.raises(ArgumentError, match="does not say where its weights turn"):
         rf.bounds(Changed(), LOW, HIGH, VALUES)
+
+
+def test_numbers_beyond_the_largest() -> None:
+    """In float32 the inner end is its largest number and the outer one infinite; beyond float64 is an error."""
+    low, high = torch.tensor([[1.0, 1.0]]), torch.tensor([[2.0, 2.0]])
+    found = rf.bounds("relu_plain", low, high, torch.tensor([[3e38, -3e38], [3e38, -3e38]]))
+    largest = torch.finfo(torch.float32).max
+    assert found.upper[0, 0] == torch.inf and found.lower[0, 1] == -torch.inf
+    assert largest * (1 - 1e-6) < found.lower[0, 0] <= largest and -largest <= found.upper[0, 1] < -largest * (1 - 1e-6)
+    with pytest.raises(ArgumentError, match="overflows the numbers of float64"):
+        rf.bounds("relu_plain", low.double(), high.double(), torch.full((2, 1), 1e308, dtype=torch.float64))

@@ -124,6 +124,8 @@ def bounds(
     ends = []
     for sign, end in ((-1, 0), (1, 1)):
         found = _joined([part[end] for part in parts], seen.shape, width).reshape(*batch, rows, width)
+        if not bool(found.isfinite().all()):
+            raise ArgumentError("bounds: the read overflows the numbers of float64; scale the values down")
         ends.append(_outward(found, low.dtype, sign))
     divided = formula.delta is not None or formula.rest
     return ReadBounds(ends[0], ends[1], not _moves(formula.level) and not (elementwise and divided))
@@ -285,11 +287,15 @@ def _joined(parts: list[Tensor], shape: torch.Size, width: int) -> Tensor:
 
 
 def _outward(x: Tensor, dtype: torch.dtype, sign: int) -> Tensor:
-    """Return float64 numbers in a shorter type, rounded away from the range."""
+    """Return float64 numbers in a shorter type, rounded away from the range.
+
+    Beyond the largest number of that type the outer end is infinite, and the inner one is that number.
+    """
     if dtype == torch.float64:
         return x
-    short = x.to(dtype)
     info = torch.finfo(dtype)
+    short = x.to(dtype)
+    short = short.clamp(max=info.max) if sign < 0 else short.clamp(min=info.min)
     return short + sign * (2 * info.eps * short.detach().abs() + torch.where(short == x, 0.0, info.tiny).to(dtype))
 
 
