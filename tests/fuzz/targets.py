@@ -17,6 +17,7 @@ import numpy as np
 import reluformer as rf
 from reluformer.config import load_yaml
 from reluformer.errors import ReluformerError
+from reluformer.kernels import cpu
 from reluformer.language import load as load_language
 from reluformer.language.corpus import LanguageCorpus
 from reluformer.language.corpus import documents as language_documents
@@ -112,7 +113,7 @@ def recipes(directory: Path, base: Path) -> None:
 
 def models(directory: Path, base: Path) -> None:
     """Loads a model, as it is and with weights of 8 bits, and translates with it."""
-    for int8 in (False, True):
+    for int8 in (False,) if cpu.unavailable() is not None else (False, True):
         for text in rf.load(directory, int8=int8).translate(TEXTS):
             text.encode("utf-8")
 
