@@ -29,7 +29,7 @@ from transformers import masking_utils
 import reluformer as rf
 from measure import circumstances, publish
 from reluformer import hub
-from reluformer.integrations.transformers.attention import mask_function
+from reluformer.integrations.transformers.attention_interface import mask_function
 
 TOKENS = 1024
 """Of a batch, at least one row."""

@@ -118,6 +118,24 @@ def test_the_compiled_decoder_takes_a_rule_of_ones_own() -> None:
     assert NativeDecoder.refusal(model) is None
 
 
+@pytest.mark.parametrize("name", ["relu_exp", "relu_chance", "relu_rest"])
+def test_a_centred_formula_alone_adds_a_gate_after_its_level(name: str) -> None:
+    @dataclass(frozen=True)
+    class Copied(rules.Formulated):
+        def formula(self) -> Formula:
+            formula = rules.get(name).formula()
+            assert formula is not None
+            return formula
+
+    q, k, v = memory(torch.float64)
+    gate = torch.cumsum(torch.full((k.size(2),), -0.3, dtype=torch.float64), dim=-1)
+    for found, expected in zip(rf.weights(q, k, Copied(), gate=gate), rf.weights(q, k, name, gate=gate), strict=True):
+        torch.testing.assert_close(found, expected)
+    given = (q.float(), k.float(), v.float(), Copied())
+    expected = rf.read(q, k, v, name, causal=True, gate=gate)
+    torch.testing.assert_close(rf.read(*given, causal=True, gate=gate.float()).double(), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_two_ways_to_say_one_thing() -> None:
     q, k, v = memory(torch.float64)
     torch.testing.assert_close(rf.read(q, k, v, rule=Damped()), rf.read(q, k, v, rule=Stated()))

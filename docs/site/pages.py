@@ -13,6 +13,13 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+# what a reader of the repository finds in the source has a page of its own on the site
+REFERENCE = {
+    "src/reluformer/rules/__init__.py": ("reference/core.md", "#reluformer.rules"),
+    "src/reluformer/conformance": ("reference/conformance.md", ""),
+}
+FIGURE_SCALE = 0.61
+"""Figures of the study have one to three panels; at this scale their type is as large as that of tables."""
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)#\s]+)(#[^)]*)?\)")
 FENCE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 
@@ -51,6 +58,8 @@ def _rewrite(markdown: str, folder: PurePosixPath, files: Any) -> str:
         if "://" in target or target.startswith("mailto:"):
             return match.group(0)
         path = normpath((folder / target).as_posix())
+        if path in REFERENCE:
+            path, anchor = f"docs/{REFERENCE[path][0]}", REFERENCE[path][1]
         uri = PAGES.get(path, path.removeprefix("docs/"))
         known = path in PAGES or (path.startswith("docs/") and files.get_file_from_path(uri) is not None)
         if not known and f"{path}/README.md".removeprefix("docs/") in {file.src_uri for file in files}:
@@ -58,7 +67,17 @@ def _rewrite(markdown: str, folder: PurePosixPath, files: Any) -> str:
         if not known:
             return text if text.startswith("`") else f"{text} (`{path}`)" if text != path else f"`{path}`"
         depth = len(folder.parts) - 1 if folder.parts else 0
-        return f"{image}[{text}]({'../' * depth}{uri}{anchor or ''})"
+        link = f"{image}[{text}]({'../' * depth}{uri}{anchor or ''})"
+        return link + _displayed_width(ROOT / path) if image and "/figures/" in path else link
 
     parts = FENCE.split(markdown)
     return "".join(part if part.startswith("```") else LINK.sub(replace, part) for part in parts)
+
+
+def _displayed_width(figure: Path) -> str:
+    """Return the width of a figure (PNG) on the page, as an attribute of its link."""
+    if figure.suffix != ".png":
+        return ""
+    with figure.open("rb") as file:
+        width = int.from_bytes(file.read(20)[16:], "big")
+    return f'{{ width="{round(FIGURE_SCALE * width)}" }}'

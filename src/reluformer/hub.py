@@ -18,8 +18,8 @@ from reluformer.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from reluformer.integrations import onnx as onnx
-    from reluformer.integrations.transformers.attention import PREFIX as PREFIX
-    from reluformer.integrations.transformers.attention import attention_function as attention_function
+    from reluformer.integrations.transformers.attention_interface import PREFIX as PREFIX
+    from reluformer.integrations.transformers.attention_interface import attention_function as attention_function
     from reluformer.integrations.transformers.language_modeling import ReLUFormerForCausalLM as ReLUFormerForCausalLM
     from reluformer.integrations.transformers.language_modeling import (
         ReLUFormerLanguageConfig as ReLUFormerLanguageConfig,

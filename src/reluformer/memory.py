@@ -222,7 +222,7 @@ def weights(
     visibility = _checked(q, k, k, causal, key_mask, mask, window, offsets, bias)
     _check_gate_and_sink(q, k, rule, gate, sink)
     _check_gate_on(gate, gate_on)
-    if gate is not None and gate_on == "scores" and not isinstance(rule, rules.RowCentered):
+    if gate is not None and gate_on == "scores" and not rule.centred:
         bias, gate = with_gate(bias, gate, q.size(2)), None
     scale = 1 / math.sqrt(max(q.size(-1), 1)) if scale is None else scale
     if visibility.everything:

@@ -18,7 +18,7 @@ from reluformer.kernels.moments import level_bias
 from reluformer.kernels.native.library import LOG_N
 from reluformer.kernels.operands import Bias, Gate, GateOn, RowKeyBias, Visibility, Window, with_gate
 from reluformer.kernels.reference import RowStats
-from reluformer.rules import Formula, Pointwise, RowCentered, Rule, formula_of
+from reluformer.rules import Formula, Pointwise, Rule, formula_of
 
 __all__ = [
     "IMPLEMENTATIONS",
@@ -84,7 +84,7 @@ def run(
         raise UnknownNameError(f"unknown impl '{impl}'; {nearest(impl, IMPLEMENTATIONS)}")
     formula = formula_of(rule)
     multiplies = gate is not None and gate_on == "weights"
-    if gate is not None and not multiplies and not isinstance(rule, RowCentered):
+    if gate is not None and not multiplies and not rule.centred:
         bias, gate = with_gate(bias, gate, visibility.queries), None
     if multiplies and impl not in ("auto", "reference"):
         raise ArgumentError(
@@ -162,7 +162,7 @@ def refusal(
 ) -> str | None:
     """Return why `impl` cannot do this read, or None if it can. The arguments are those of `run`."""
     formula = formula_of(rule)
-    if not isinstance(rule, RowCentered):
+    if gate is not None and not rule.centred:
         gate = None  # it is a bias of rows and keys
     if impl != "reference" and 0 in (q.size(-1), v.size(-1)):
         return "the heads have width 0"

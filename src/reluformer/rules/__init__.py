@@ -14,7 +14,8 @@ number of visible slots); a *row-wise* rule looks at the whole row.
     sigmoid       sigmoid(s_j - log n)
     relu_norm     ReLU(s_j) / (delta + sum_l ReLU(s_l))
     relu_exp      ReLU(e^x_j - 1) / (delta + sum_l ReLU(e^x_l - 1)), x_j = s_j - level of the row
-    relu_chance   as relu_exp, the level at a share of what the best of n chance scores reaches, below the best score
+    relu_chance   as relu_exp, with the level at a share of what the best of n chance scores reaches
+    relu_rest     (ReLU(e^x_j - 1) + rest / n) / (rest + sum_l ReLU(e^x_l - 1)), rest ~ sum_l min(e^x_l, 1)
     softpick      ReLU(e^s_j - 1) / (epsilon + sum_l |e^s_l - 1|)
     scalable_softmax   exp(c log n s_j) / sum_l exp(c log n s_l)
     softmax1      exp(s_j) / (1 + sum_l exp(s_l)), or exp(sink of the head) instead of 1

@@ -56,6 +56,8 @@ class Rule(ABC):
     def gated_weights(self, scores: Tensor, gate: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
         """Turn scores into weights under a forget gate, which is added to the scores.
 
+        A rule that is `centred` adds it after its level.
+
         Args:
             scores: (..., Tq, Tk), without the gate.
             gate: c_i - c_j, broadcasts to scores; c the cumulative sum of log forget gates.
@@ -70,6 +72,12 @@ class Rule(ABC):
         Kernels ask `rules.formula_of`, which compares it with `weights` first.
         """
         return None
+
+    @property
+    def centred(self) -> bool:
+        """Whether the level of a row moves with its scores, so that a forget gate is added once the level is known."""
+        formula = self.formula()
+        return formula is not None and formula.centred
 
     @property
     def homogeneity(self) -> int | None:
@@ -233,9 +241,11 @@ class RowNormalized(Rule):
 class RowCentered(Rule):
     """The weights of `core` for scores less a level that moves with their row.
 
-        level = mean + deviations * sqrt(variance + FLOOR) + threshold + growth * log n      over the n visible scores
+        level = mean + deviations * sqrt(variance + FLOOR) + threshold + growth * log n
         deviations = spread + chance * sqrt(2 log n)
-        level = min(level, best score - cap)                                                 where there is a cap
+        level = min(level, best score - cap)                      where there is a cap
+
+    Mean, variance and best score are those of the n visible slots.
 
     Like softmax it ignores what all scores of a row have in common, so no row lies below its threshold as a whole; with
     a spread, what weighs nothing is decided by the row's own contrast (and a row dies only if a few slots score so
@@ -298,11 +308,7 @@ class RowCentered(Rule):
         return self._above_level(scores, None, n, visible)
 
     def gated_weights(self, scores: Tensor, gate: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
-        """Turn scores into weights: the level is that of the scores without the gate, which is added afterwards.
-
-        A gate is a ramp, so mean and deviation of gated scores would say how far the row reaches back, and nothing
-        about its contrast. Only the cap, which keeps rows alive, looks at scores with the gate.
-        """
+        """Turn scores into weights under a gate that is added to them after their level (`Level.of_scores`)."""
         return self._above_level(scores, gate, n, visible)
 
     def _above_level(self, scores: Tensor, gate: Tensor | None, n: Tensor, visible: Tensor | None) -> Tensor:
@@ -334,6 +340,12 @@ class Formulated(Rule):
 
     def weights(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
         return self.formula().weights(scores, n, visible)
+
+    def gated_weights(self, scores: Tensor, gate: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
+        return self.formula().weights(scores, n, visible, gate)
+
+    def unread(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor | None:
+        return self.formula().unread(scores, n, visible)
 
 
 def positive(rule: Rule, **options: float) -> None:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from reluformer.errors import ArgumentError
-from reluformer.rules.base import OutputNorm, Pointwise, RowCentered, RowNormalized, Rowwise, positive
-from reluformer.rules.formula import HIGHEST, Formula, Level, above_and_rest, divisor, visible_only
+from reluformer.rules.base import Formulated, OutputNorm, Pointwise, RowCentered, RowNormalized, Rowwise, positive
+from reluformer.rules.formula import HIGHEST, Formula, Level, visible_only
 from reluformer.rules.projections import hide, project
 from reluformer.rules.registry import register
 
@@ -241,7 +241,7 @@ class ReluChance(ReluExp):
 
 @register("relu_rest")
 @dataclass(frozen=True)
-class ReluRest(RowCentered):
+class ReluRest(Formulated, RowCentered):
     """Softmax in two parts, e^x = ReLU(e^x - 1) + min(e^x, 1): the first sparse, the second as a mean: ours.
 
         w = (ReLU(e^x - 1) + rest / n) / (rest + sum ReLU(e^x - 1))
@@ -263,21 +263,8 @@ class ReluRest(RowCentered):
     def core(self) -> RowNormalized:
         return RectifiedExpNorm()
 
-    def formula(self) -> Formula | None:
+    def formula(self) -> Formula:
         return Formula("rectified_exp", level=self.level, rest=True)
-
-    def weights(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
-        u, rest = above_and_rest(scores, n, visible, self.level)
-        return visible_only(u + rest / n, visible) / (u.sum(-1, keepdim=True) + rest)
-
-    def gated_weights(self, scores: Tensor, gate: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
-        """Turn scores into weights: the gate is added after the level, and a slot's share of the rest fades with it."""
-        u, rest = above_and_rest(scores, n, visible, self.level, gate)
-        share = visible_only(rest / n * torch.exp(gate.clamp(max=0)), visible)
-        return (u + share) / divisor(u.sum(-1, keepdim=True) + share.sum(-1, keepdim=True), 0.0)
-
-    def unread(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
-        return above_and_rest(scores, n, visible, self.level)[0] == 0
 
 
 @register("sparsemax")

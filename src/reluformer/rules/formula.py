@@ -50,11 +50,12 @@ class Level:
     """What is taken off the scores of a row.
 
         level = threshold + growth * log n + (mean + deviations * sqrt(variance + floor) where centred)
-        deviations = spread + chance * sqrt(2 log n)                      where not centred, the deviation counts as 1
+        deviations = spread + chance * sqrt(2 log n)
 
-    Mean and variance are those of the n visible scores of the row. The best of n normal scores lies about sqrt(2 log n)
-    deviations above their mean, so `chance` says what share of that a score must reach to count. With a `cap` the level
-    is at most the best visible score less the cap, so that the best slot always weighs something and no row dies:
+    Mean and variance are those of the n visible scores of the row. Where the level is not centred, the deviation counts
+    as 1. The best of n normal scores lies about sqrt(2 log n) deviations above their mean, so `chance` says what share
+    of that a score must reach to count. With a `cap` the level is at most the best visible score less the cap, so that
+    the best slot always weighs something and no row dies:
 
         capped level = min(level, best - cap)
 
@@ -100,14 +101,18 @@ class Level:
             return moved if self.centred or not (self.spread or self.chance) else moved + deviations
         return moved + deviations * torch.sqrt(variance + self.floor)
 
-    def of_scores(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
-        """Return the level of each row of dense scores (..., Tq, Tk), as (..., Tq, 1)."""
+    def of_scores(self, scores: Tensor, n: Tensor, visible: Tensor | None, gated: Tensor | None = None) -> Tensor:
+        """Return the level of each row of dense scores (..., Tq, Tk), as (..., Tq, 1).
+
+        With a forget gate, `gated` are the scores with the gate. Only the cap, which keeps rows alive, looks at them:
+        mean and deviation of gated scores would say how far a row reaches back, and nothing about its contrast.
+        """
         mean = variance = None
         if self.centred:
             mean = visible_only(scores, visible).sum(-1, keepdim=True) / n
             if self.needs_variance:
                 variance = visible_only(scores - mean, visible).square().sum(-1, keepdim=True) / n
-        return self.capped(self.of(n, mean, variance), scores, visible)
+        return self.capped(self.of(n, mean, variance), scores if gated is None else gated, visible)
 
     def capped(self, level: Tensor, scores: Tensor, visible: Tensor | None) -> Tensor:
         """Return `level` (..., Tq, 1), no nearer to the best visible score of each row than the cap allows.
@@ -176,25 +181,41 @@ class Formula:
         """Return factor * n^-exponent, of the shape of n."""
         return self.factor * n**-self.exponent
 
-    def weights(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
+    def weights(self, scores: Tensor, n: Tensor, visible: Tensor | None, gate: Tensor | None = None) -> Tensor:
         """Evaluate the formula on dense scores.
 
         Args:
             scores: (..., Tq, Tk).
             n: visible slots of each row, at least 1; broadcasts to (..., Tq, 1).
             visible: boolean, broadcasts to scores; None where every slot is visible.
+            gate: what a forget gate adds to the scores once a centred level is known; broadcasts to scores. The share
+                of a rest that a slot gets fades with it.
 
         Returns:
             Weights of the shape of scores, exactly 0 where a slot is hidden.
         """
         if self.rest:
-            assert self.level is not None
-            u, rest = above_and_rest(scores, n, visible, self.level)
-            return visible_only(u + rest / n, visible) / (u.sum(-1, keepdim=True) + rest)
-        x = scores if self.level is None else scores - self.level.of_scores(scores, n, visible)
+            return self._weights_with_rest(scores, n, visible, gate)
+        x = scores if gate is None else scores + gate
+        x = x if self.level is None else x - self.level.of_scores(scores, n, visible, x)
         u = ACTIVATIONS[self.activation](x) * self.row_factor(n) if self.function is None else self.function(x, n)
         u = visible_only(u, visible)
         return u if self.delta is None else u / divisor(u.sum(-1, keepdim=True), self.delta)
+
+    def unread(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor | None:
+        """Return which slots have nothing but their share of the rest, of the shape of scores; None without a rest."""
+        if not self.rest:
+            return None
+        assert self.level is not None
+        return above_and_rest(scores, n, visible, self.level)[0] == 0
+
+    def _weights_with_rest(self, scores: Tensor, n: Tensor, visible: Tensor | None, gate: Tensor | None) -> Tensor:
+        assert self.level is not None
+        u, rest = above_and_rest(scores, n, visible, self.level, gate)
+        if gate is None:
+            return visible_only(u + rest / n, visible) / (u.sum(-1, keepdim=True) + rest)
+        share = visible_only(rest / n * torch.exp(gate.clamp(max=0)), visible)
+        return (u + share) / divisor(u.sum(-1, keepdim=True) + share.sum(-1, keepdim=True), 0.0)
 
 
 _SOFTMAX = Formula("exp", delta=0.0)

@@ -33,7 +33,7 @@ from reluformer import memory
 from reluformer.layers import Attention, TokenRead
 from reluformer.models.blocks import Block
 from reluformer.models.encoder_decoder import ReLUFormer
-from reluformer.translation.stepper import Decoder, ModelDecoder, evaluating, padded
+from reluformer.translation.stepper import Decoder, ModelDecoder, evaluating, in_batches_of_similar_length, padded
 from reluformer.translation.tokenizer import BEGIN, END, PAD, SEPARATOR
 
 MOST_TOKENS = 1024
@@ -96,15 +96,9 @@ def read_windows(
     """
     if not isinstance(decoder, ModelDecoder):
         return None
-    sizes = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
-    order = sorted(range(len(sizes)), key=lambda number: -sizes[number])
-    found: dict[int, WindowReads] = {}
-    while order:
-        rows = max(1, MOST_TOKENS // max(1, sizes[order[0]]))
-        batch, order = order[:rows], order[rows:]
-        reads = _read_batch(decoder, [sources[n] for n in batch], [targets[n] for n in batch], by_token)
-        found.update(zip(batch, reads, strict=True))
-    return [found[number] for number in range(len(sizes))]
+    return in_batches_of_similar_length(
+        sources, targets, MOST_TOKENS, lambda some, theirs: _read_batch(decoder, some, theirs, by_token)
+    )
 
 
 @torch.inference_mode()

@@ -90,12 +90,12 @@ class SteppedSearch(Search):
     """A search with a stepper: batches of sources of similar length, one after the other."""
 
     def __init__(self, stepper: AnyStepper, config: DecodingConfig) -> None:
+        super().__init__()
         self._stepper = stepper
         self._config = config
         self._waiting: dict[int, tuple[tuple[int, ...], Outline]] = {}
         self._batch: _Batch | None = None
         self._batch_numbers: list[int] = []
-        self._found: dict[int, list[Hypothesis]] = {}
         self._new: list[int] = []
         self._count = 0
 
@@ -120,8 +120,8 @@ class SteppedSearch(Search):
         if self._batch is None:
             return
         for place, number in enumerate(self._batch_numbers):
-            if number not in self._found and self._batch.ended(place):
-                self._found[number] = self._batch.finished[place]
+            if number not in self.found and self._batch.ended(place):
+                self.found[number] = self._batch.finished[place]
                 self._new.append(number)
         if self._batch.done:
             self._batch = None
@@ -132,15 +132,9 @@ class SteppedSearch(Search):
         new, self._new = self._new, []
         return new
 
-    def ended(self, source: int) -> bool:
-        return source in self._found
-
-    def hypotheses(self, source: int) -> list[Hypothesis]:
-        return self._found[source]
-
     def settled(self, source: int) -> Settled:
-        if source in self._found:
-            return Settled(self._found[source][0].tokens)
+        if source in self.found:
+            return Settled(self.found[source][0].tokens)
         if self._batch is None or source not in self._batch_numbers:
             return Settled(())
         return Settled(self._batch.settled(self._batch_numbers.index(source)))

@@ -113,6 +113,7 @@ class NativeSearch(Search):
     """A search in the compiled library."""
 
     def __init__(self, decoder: NativeDecoder, config: DecodingConfig) -> None:
+        super().__init__()
         self._decoder = decoder
         options = native.SearchOptions(
             beam=config.beam,
@@ -122,9 +123,8 @@ class NativeSearch(Search):
             batch_tokens=config.batch_tokens,
             length_penalty=config.length_penalty,
         )
-        self._search = native.Search(decoder.struct, options)
+        self._search = native.CompiledSearch(decoder.struct, options)
         self._live: set[int] = set()
-        self._found: dict[int, list[Hypothesis]] = {}
 
     def add(self, source: Sequence[int], outline: Outline, reads: bool = False) -> int:
         self._decoder.make_positions(max(len(source), len(outline.prefix) + outline.most_tokens) + 2)
@@ -158,20 +158,14 @@ class NativeSearch(Search):
         new = self._search.finished()
         for number in new:
             found = self._search.hypotheses(number)
-            self._found[number] = [Hypothesis(one.tokens, one.score, one.normalised, one.reads) for one in found]
+            self.found[number] = [Hypothesis(one.tokens, one.score, one.normalised, one.reads) for one in found]
             self._search.drop(number)
             self._live.discard(number)
         return new
 
-    def ended(self, source: int) -> bool:
-        return source in self._found
-
-    def hypotheses(self, source: int) -> list[Hypothesis]:
-        return self._found[source]
-
     def settled(self, source: int) -> Settled:
-        if source in self._found:
-            return Settled(self._found[source][0].tokens, self._found[source][0].reads)
+        if source in self.found:
+            return Settled(self.found[source][0].tokens, self.found[source][0].reads)
         found = self._search.settled(source)
         return Settled(found.tokens, found.reads)
 

@@ -161,8 +161,12 @@ class Settled(NamedTuple):
 class Search(ABC):
     """A search for the translations of sources, which may be added at any time; each has a number.
 
-    No source is influenced by its neighbours, nor by when it was added.
+    No source is influenced by its neighbours, nor by when it was added. A subclass puts the hypotheses of a source that
+    is finished into `found`.
     """
+
+    def __init__(self) -> None:
+        self.found: dict[int, list[Hypothesis]] = {}
 
     @abstractmethod
     def add(self, source: Sequence[int], outline: Outline, reads: bool = False) -> int:
@@ -195,13 +199,13 @@ class Search(ABC):
             ArgumentError: The model gives no translation a finite probability.
         """
 
-    @abstractmethod
     def ended(self, source: int) -> bool:
         """Returns whether a source is finished, even if others are not."""
+        return source in self.found
 
-    @abstractmethod
     def hypotheses(self, source: int) -> list[Hypothesis]:
         """Returns the n best hypotheses of a source that is finished, best first."""
+        return self.found[source]
 
     @abstractmethod
     def settled(self, source: int) -> Settled:

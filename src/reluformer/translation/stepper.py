@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -21,6 +21,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from reluformer.models.encoder_decoder import Encoded, ReLUFormer
 from reluformer.translation.tokenizer import PAD
+
+Result = TypeVar("Result")
 
 _GROUPS = 128
 _REMEMBERED = 2
@@ -155,6 +157,28 @@ def padded(rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") ->
         return tokens, None
     lengths = torch.tensor([[len(row)] for row in rows], device=device)
     return tokens, torch.arange(longest, device=device) < lengths
+
+
+def in_batches_of_similar_length(
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    most_tokens: int,
+    run: Callable[[list[Sequence[int]], list[Sequence[int]]], Iterable[Result]],
+) -> list[Result]:
+    """Runs a function on pairs, the longest first, in batches of at most `most_tokens` with their padding.
+
+    Returns:
+        What the function returns for each pair, in the order of the pairs.
+    """
+    sizes = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
+    order = sorted(range(len(sizes)), key=lambda number: -sizes[number])
+    found: dict[int, Result] = {}
+    while order:
+        rows = max(1, most_tokens // max(1, sizes[order[0]]))
+        batch, order = order[:rows], order[rows:]
+        results = run([sources[number] for number in batch], [targets[number] for number in batch])
+        found.update(zip(batch, results, strict=True))
+    return [found[number] for number in range(len(sizes))]
 
 
 @contextmanager

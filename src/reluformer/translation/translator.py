@@ -24,7 +24,7 @@ from reluformer.translation.formats import FillReport, TextFormat
 from reluformer.translation.inspection import AttentionMaps, inspect_document
 from reluformer.translation.native_decoder import decoder_of
 from reluformer.translation.recipe import DecodingConfig, decoding_of
-from reluformer.translation.stepper import Decoder, ModelDecoder, evaluating, padded
+from reluformer.translation.stepper import Decoder, ModelDecoder, evaluating, in_batches_of_similar_length, padded
 from reluformer.translation.tokenizer import BEGIN, END, SEPARATOR, Tokenizer
 from reluformer.translation.windows import (
     ReportProgress,
@@ -296,15 +296,9 @@ def score_targets(
     for number, target in enumerate(targets):
         if not target or target[-1] != END:
             raise ArgumentError(f"target {number} does not finish with the end token {END}; append it")
-    sizes = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
-    order = sorted(range(len(sizes)), key=lambda number: -sizes[number])
-    scores: dict[int, TargetScore] = {}
-    while order:
-        count = max(1, batch_tokens // max(1, sizes[order[0]]))
-        batch, order = order[:count], order[count:]
-        rows = _score_batch(model, [sources[number] for number in batch], [targets[number] for number in batch])
-        scores.update(zip(batch, rows, strict=True))
-    return [scores[number] for number in range(len(targets))]
+    return in_batches_of_similar_length(
+        sources, targets, batch_tokens, lambda some, theirs: _score_batch(model, some, theirs)
+    )
 
 
 def _score_batch(

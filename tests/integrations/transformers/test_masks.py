@@ -17,7 +17,7 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from reluformer.integrations.transformers.attention import MaskParts, mask_function, parts_of
+from reluformer.integrations.transformers.attention_interface import MaskParts, mask_function, parts_of
 from reluformer.kernels import Visibility
 
 PATTERNS = {

@@ -23,7 +23,12 @@ from transformers.pipelines import PIPELINE_REGISTRY
 
 from reluformer import rules
 from reluformer.errors import ArgumentError
-from reluformer.integrations.transformers.attention import PREFIX, attention_function, check_rule, mask_function
+from reluformer.integrations.transformers.attention_interface import (
+    PREFIX,
+    attention_function,
+    check_rule,
+    mask_function,
+)
 from reluformer.integrations.transformers.language_modeling import ReLUFormerForCausalLM, ReLUFormerLanguageConfig
 from reluformer.integrations.transformers.modeling import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformer.integrations.transformers.pipeline import TASK, TranslationPipeline

@@ -1,9 +1,9 @@
 """Exports a run as a directory of transformers, and imports one as a run; the weights stay the same.
 
-    run                                     directory of transformers
-    config.json, model.safetensors          config.json (network, decoding, tokenizer_sha256), model.safetensors
-    tokenizer.json, tokenizer.meta.json     the same files, and tokenizer_config.json
-    recipe.yaml                             the same file: how the model was trained and decodes
+    run                                   directory of transformers
+    config.json, model.safetensors        config.json (network, decoding, checksum), model.safetensors
+    tokenizer.json, tokenizer.meta.json   the same files, and tokenizer_config.json
+    recipe.yaml                           the same file: how the model was trained and decodes
 
 A language model has no decoding section and no languages. The directory appears under its name only when it is
 complete.

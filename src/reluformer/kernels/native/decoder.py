@@ -231,7 +231,7 @@ class Weights:
         return sum(part.numel() * part.element_size() for part in tensors.values())
 
 
-class Search:
+class CompiledSearch:
     """A search of the library, which is freed with this object.
 
     Args:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from reluformer.errors import DataError
 from reluformer.translation.document import Document, DocumentAssembler, SentencePair, Skipped, SkipReason
@@ -43,9 +44,10 @@ _TGT_FUZZY = f"tgt_{FUZZY}"
 
 
 @dataclass(frozen=True)
-class _TsvUnit(TextUnit):
+class _ColumnUnit(TextUnit):
     """The translation goes into a column of its own, so the source is never replaced."""
 
+    separator: ClassVar[str]
     rest: str = ""
     """The columns behind the translation."""
 
@@ -54,9 +56,22 @@ class _TsvUnit(TextUnit):
         super().fill(translation, own)
         if report is not None:
             report.include(own)
-        text = translation if isinstance(translation, str) else translation.text
-        flag = f"\t{FUZZY}" if own.doubtful else ""
-        return on_one_line(text).replace("\t", " ") + self.rest + flag
+        text = on_one_line(translation if isinstance(translation, str) else translation.text)
+        return self.cell(text) + self.rest + (f"{self.separator}{FUZZY}" if own.doubtful else "")
+
+    @staticmethod
+    @abstractmethod
+    def cell(text: str) -> str:
+        """Returns the text of a line as a cell."""
+
+
+@dataclass(frozen=True)
+class _TsvUnit(_ColumnUnit):
+    separator: ClassVar[str] = "\t"
+
+    @staticmethod
+    def cell(text: str) -> str:
+        return text.replace("\t", " ")
 
 
 class Tsv(CorpusFormat):
@@ -111,20 +126,12 @@ def _tsv_pairs(path: Path, most_bytes: int, skipped: Skipped) -> Iterator[Senten
 
 
 @dataclass(frozen=True)
-class _CsvUnit(TextUnit):
-    """The translation goes into a cell of its own, in quotes where it needs them."""
+class _CsvUnit(_ColumnUnit):
+    separator: ClassVar[str] = ","
 
-    rest: str = ""
-    """The cells behind the translation."""
-
-    def fill(self, translation: AnyTranslation, report: FillReport | None = None) -> str:
-        own = FillReport()
-        super().fill(translation, own)
-        if report is not None:
-            report.include(own)
-        cell = on_one_line(translation if isinstance(translation, str) else translation.text)
-        quoted = '"' + cell.replace('"', '""') + '"' if any(sign in cell for sign in ',"') else cell
-        return quoted + self.rest + (f",{FUZZY}" if own.doubtful else "")
+    @staticmethod
+    def cell(text: str) -> str:
+        return '"' + text.replace('"', '""') + '"' if any(sign in text for sign in ',"') else text
 
 
 class Csv(CorpusFormat):

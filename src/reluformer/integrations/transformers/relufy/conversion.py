@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -260,9 +260,13 @@ def _searched_option(model: nn.Module, rule: Rule, zeros: float | None, loss: fl
             "a target of zeros or loss sets options of the rule, and a model of transformers knows its rule by the "
             "name alone; leave the target out"
         )
-    if not isinstance(rule, rules.RowCentered):
+    formula = rules.formula_of(rule)
+    if formula is None or formula.level is None or not formula.centred:
         raise ArgumentError(f"rule '{rule.name}' has no level to search; use relu_exp, relu_chance or relu_rest")
-    return "chance" if rule.chance else "threshold"
+    option = "chance" if formula.level.chance else "threshold"
+    if option not in {known.name for known in fields(rule)}:
+        raise ArgumentError(f"rule '{rule.name}' has no option '{option}' that moves its level; add one to its class")
+    return option
 
 
 def _rise(agreement: Mapping[str, float]) -> float:
@@ -373,7 +377,7 @@ def save_relufied(
     Raises:
         ArgumentError: The model was not converted.
     """
-    from reluformer.integrations.transformers.attention import PREFIX
+    from reluformer.integrations.transformers.attention_interface import PREFIX
 
     scores = {name: module for name, module in student.named_modules() if isinstance(module, HeadScores)}
     if not scores:
@@ -399,7 +403,7 @@ def load_relufied(directory: str | Path) -> PreTrainedModel:
     """
     import transformers
 
-    from reluformer.integrations.transformers.attention import PREFIX
+    from reluformer.integrations.transformers.attention_interface import PREFIX
     from reluformer.integrations.transformers.registration import register
     from reluformer.integrations.transformers.relufy.pretrained_family import RELUFIED
 

@@ -17,7 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from reluformer import rules
 from reluformer.errors import ArgumentError
-from reluformer.integrations.transformers.attention import (
+from reluformer.integrations.transformers.attention_interface import (
     PREFIX,
     attention_function,
     mask_function,

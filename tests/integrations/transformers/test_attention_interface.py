@@ -18,7 +18,7 @@ from transformers.masking_utils import eager_mask
 
 from reluformer import hub, rules
 from reluformer.errors import ArgumentError, UnknownNameError
-from reluformer.integrations.transformers import attention
+from reluformer.integrations.transformers import attention_interface
 from reluformer.kernels import cpu
 
 RULES = [name for name in rules.names() if rules.get(name).output_norm is None]
@@ -329,7 +329,7 @@ def test_weights_are_returned_when_asked_for(family: Any, rule: str, tokens: Any
 
 
 def test_dropout_is_applied_and_said_once(families: Any, tokens: Any, recwarn: pytest.WarningsRecorder) -> None:
-    attention.warn_of_dropout.cache_clear()
+    attention_interface.warn_of_dropout.cache_clear()
     results = []
     for model in both(families["llama"], "relu", attention_dropout=0.5):
         torch.manual_seed(3)
