@@ -110,7 +110,7 @@ def load(directory: str | Path, device: str | torch.device = "cpu", *, int8: boo
             run called `reluformer` in it. An unfinished run has its best weights so far, and a warning says so.
         device: The device that the model computes on; "auto" is the GPU where there is one. An ONNX export
             computes on the CPU.
-        int8: Whether to translate with weights of 8 bits, which is several times as fast on a CPU. Scores of given
+        int8: Whether to translate with weights of 8 bits, which is faster on a CPU. Scores of given
             translations and read maps keep the weights of the run.
         **decoding: Keys of `DecodingConfig` that differ from the settings of the run, such as `beam=1`.
 

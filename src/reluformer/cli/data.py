@@ -100,7 +100,7 @@ app = typer.Typer(
     name="data",
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="Public parallel corpora: list them, download and convert them.\n\nExample: reluformer data get multi30k",
+    help="List, download and convert public parallel corpora.\n\nExample: reluformer data get multi30k",
 )
 
 

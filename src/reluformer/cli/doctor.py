@@ -111,8 +111,8 @@ def bench(
     ] = [],  # noqa: B006
     rule: Annotated[list[str], typer.Option(help="A rule; repeatable. Default: all.", show_default=False)] = [],  # noqa: B006
     causal: Annotated[bool, typer.Option("--causal", help="Let each token read only its own past.")] = False,
-    batch: Annotated[int, typer.Option(min=1)] = 1,
-    heads: Annotated[int, typer.Option(min=1)] = 8,
+    batch: Annotated[int, typer.Option(min=1, help="Number of sequences.")] = 1,
+    heads: Annotated[int, typer.Option(min=1, help="Number of heads.")] = 8,
     width: Annotated[int, typer.Option(min=1, help="Width of one head.")] = 64,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads of PyTorch. Default: its choice.", show_default=False)

@@ -47,7 +47,7 @@ class EvaluatedSplit(StrEnum):
 
 def evaluate(
     run: RunArgument,
-    split: Annotated[EvaluatedSplit, typer.Option(help="Split of the run's recipe.")] = EvaluatedSplit.test,
+    split: Annotated[EvaluatedSplit, typer.Option(help="Split of the run's corpus.")] = EvaluatedSplit.test,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Score only the first documents.", show_default=False)
     ] = None,
@@ -74,9 +74,9 @@ def evaluate(
 
     For the embedded corpus it also counts the right pronouns and terms, which
     depend on earlier sentences. It writes the scores to RUN/evaluation/SPLIT.json
-    and the translations to SPLIT.jsonl; --limit and --sentence-level add to the names.
-    Where the run is read-only, it only prints the scores, or writes them to --out FILE.
-    Of a language model it prints perplexity and loss by position; --limit counts rows.
+    and the translations to SPLIT.jsonl; --limit and --sentence-level become part of
+    the names. If the run is read-only, the scores are only printed; --out FILE keeps them.
+    For a language model it prints perplexity and loss by position; --limit then counts rows.
 
     Example: reluformer evaluate runs/demo/reluformer --against runs/demo/transformer
     """

@@ -45,7 +45,10 @@ class ExportTarget(StrEnum):
 def export(
     source: Annotated[Path, typer.Argument(metavar="RUN", help="A run; with --to run, an export.", show_default=False)],
     to: Annotated[
-        ExportTarget, typer.Option("--to", help="hf: transformers; onnx; run: from hf back.", show_default=False)
+        ExportTarget,
+        typer.Option(
+            "--to", help="hf (transformers), onnx, or run (an hf export back into a run).", show_default=False
+        ),
     ],
     out: Annotated[
         Path | None,
@@ -207,5 +210,5 @@ def _key(file: Path | None) -> str | None:
     except (OSError, ValueError) as error:
         raise ArgumentError(f"--api-key-file {file}: cannot be read: {error}") from None
     if not key:
-        raise ArgumentError(f"--api-key-file {file}: is empty")
+        raise ArgumentError(f"--api-key-file {file}: is empty; write the key into it")
     return key

@@ -31,7 +31,7 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="The same seed draws the same text.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Continue a text with a language model; it is printed while it is drawn.
+    """Continue a text with a language model, and print it while it is drawn.
 
     The text ends where the model ends the document, or after --tokens.
 

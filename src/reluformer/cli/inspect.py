@@ -66,7 +66,7 @@ def inspect(
     ] = "cross",
     layer: Annotated[int | None, typer.Option(min=0, help="Show reads of this layer only, counted from 0.")] = None,
     head: Annotated[int | None, typer.Option(min=0, help="Show reads of this head only, counted from 0.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="Words to show for each word that read.")] = 5,
+    top: Annotated[int, typer.Option(min=1, help="How many of the words that it read to show for each word.")] = 5,
     splitter: SplitterName = "simple",
     beam: Beam = None,
     length_penalty: LengthPenalty = None,
@@ -75,7 +75,7 @@ def inspect(
     plugin: Plugins = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
-    """Show the training history of a run and its memories, or with a document what each word read.
+    """Show the training history and the memories of a run, or what each word of a document read.
 
     A read is the sum of attention weights over layers, heads and the
     subwords of a word. Weights that are exactly zero are not shown.

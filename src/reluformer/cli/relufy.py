@@ -44,11 +44,13 @@ def relufy(
     rule: Annotated[str, typer.Option(help="Rule that replaces softmax; relu is the paper's.")] = "relu_exp",
     zeros: Annotated[
         float | None,
-        typer.Option(help="Search the level that leaves this share of weights at zero, e.g. 0.9.", show_default=False),
+        typer.Option(help="Find the level at which this share of weights is zero, e.g. 0.9.", show_default=False),
     ] = None,
     loss: Annotated[
         float | None,
-        typer.Option(help="Search the most zeros within this rise of the loss, e.g. 0.01.", show_default=False),
+        typer.Option(
+            help="Find the most zeros that raise the loss by at most this share, e.g. 0.01.", show_default=False
+        ),
     ] = None,
     steps: Annotated[int, typer.Option(min=0, help="Updates of distillation after the calibration; 0: none.")] = 0,
     minutes: Annotated[

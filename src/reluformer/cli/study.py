@@ -25,12 +25,16 @@ if TYPE_CHECKING:
 
 
 def study(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Experiments. Default: all.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Names of experiments. Default: all.")
+    ] = None,
     scale: Annotated[str, typer.Option(help="quick (minutes), small (days on two cores) or paper (GPUs).")] = "quick",
     seeds: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Seeds. Default: 1 for quick, otherwise 3, or what a part asks for.", show_default=False
+            min=1,
+            help="Number of seeds. Default: 1 for quick, otherwise 3, or what a part asks for.",
+            show_default=False,
         ),
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time; they share the cores.")] = 2,
@@ -61,7 +65,7 @@ def study(
     ] = False,
     publish: Annotated[
         Path | None,
-        typer.Option(help="Also copy report and results here, without texts, for a repository.", show_default=False),
+        typer.Option(help="Also copy report and results to this folder, without any texts.", show_default=False),
     ] = None,
     paper_map: Annotated[
         Path | None,

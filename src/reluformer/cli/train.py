@@ -41,8 +41,8 @@ def train(
 ) -> None:
     """Train the model of a recipe, or resume its run from the last checkpoint.
 
-    RECIPE may also be the directory of a run, which is then resumed, wherever it
-    was moved to. It needs the files of its corpus no more.
+    RECIPE may also be the directory of a run, even one that was moved. Its training
+    then resumes, and no longer needs the files of its corpus.
 
     Example: reluformer train configs/multi30k.yaml --set training.max_minutes=10
     """

@@ -78,7 +78,7 @@ def translate(
     """Translate text, Markdown, HTML, JSONL, TSV, CSV, TMX, XLIFF, PO and subtitles.
 
     Everything that is not a sentence is kept unchanged. Inline markup and
-    placeholders go where the words are that read them. What was copied,
+    placeholders are placed beside the words that read them. What was copied,
     translated anew or placed by position is reported on standard error.
 
     --n-best prints document, rank, log-probability and translation, separated

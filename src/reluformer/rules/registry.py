@@ -80,7 +80,10 @@ def register(
         _defaults.pop(name, None)
         if isinstance(definition, type):
             if not issubclass(definition, (Pointwise, Rowwise, RowNormalized, RowCentered, Formulated)):
-                raise ArgumentError(f"rule '{name}': the class must derive from rules.Pointwise or rules.Rowwise")
+                raise ArgumentError(
+                    f"rule '{name}': the class must derive from rules.Pointwise, Rowwise, RowNormalized, RowCentered "
+                    "or Formulated"
+                )
             definition.name = name
             _compare_formula(definition)
             _registry[name] = definition

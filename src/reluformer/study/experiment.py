@@ -163,9 +163,7 @@ class Figure(Config):
             if self.kind in ("points", "lines", "curve", "series"):
                 _check_metric(measures.series if self.kind == "series" else measures.measure, metric)
         if (self.kind in ("lines", "curve")) != (self.x is not None):
-            raise ValueError(
-                f"figure '{self.name}': x is what `lines` or a `curve` have along the bottom, and no others"
-            )
+            raise ValueError(f"figure '{self.name}': x belongs to the kinds `lines` and `curve`, and to no others")
         if self.kind == "curve":
             _check_metric(measures.measure, self.x or "")
         return self
@@ -240,7 +238,7 @@ def load(name: str) -> Experiment:
     where = f"experiments/{name}.yaml"
     found = Experiment.parse(_read("experiments", name), where=where)
     if found.name != name:
-        raise ConfigError(f"{where}: its name is '{found.name}'; call file and experiment alike")
+        raise ConfigError(f"{where}: its name is '{found.name}'; give file and experiment the same name")
     return found
 
 

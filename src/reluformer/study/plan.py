@@ -185,7 +185,7 @@ def make_plan(
         4
     """
     if seeds is not None and seeds < 1:
-        raise ArgumentError(f"--seeds {seeds}: at least 1")
+        raise ArgumentError(f"--seeds {seeds}: must be at least 1")
     loaded = [experiments.load(name) for name in names]
     plan = Plan(scale, loaded)
     wanted, plugin, plugged = set(parts), _digest(plugins), set(registry.from_plugins())

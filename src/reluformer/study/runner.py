@@ -75,7 +75,7 @@ class Runner:
 
     def __init__(self, plan: Plan, study: StudyDirectory, options: Options) -> None:
         if options.jobs < 1:
-            raise ArgumentError(f"--jobs {options.jobs}: at least 1")
+            raise ArgumentError(f"--jobs {options.jobs}: must be at least 1")
         self.plan, self.study, self.options = plan, study, options
         self.addresses = plan.shard(*options.shard)
         left = study.left(plan, self.addresses)

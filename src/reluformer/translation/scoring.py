@@ -96,7 +96,7 @@ def check_documents(hypotheses: Documents, references: Documents, hypotheses_nam
         if len(hypothesis) != len(reference):
             raise DataError(
                 f"document {number} of {len(references)}: {hypotheses_name} have {len(hypothesis)} sentences, "
-                f"references have {len(reference)}; translate it sentence by sentence, or mend the line breaks"
+                f"references have {len(reference)}; translate it sentence by sentence, or fix the line breaks"
             )
     if not any(len(reference) for reference in references):
         raise DataError("there is no sentence to score: hypotheses and references are empty")

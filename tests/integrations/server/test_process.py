@@ -164,7 +164,7 @@ def test_what_is_no_http_gets_a_sentence_in_plain_text(process: Process) -> None
 def test_what_cannot_be_a_host(models: ModelRegistry, host: str) -> None:
     from reluformer.integrations.server.application import serve
 
-    with pytest.raises(ArgumentError, match=f"--host {host}: is no name of a host"):
+    with pytest.raises(ArgumentError, match=f"--host {host}: is not the name of a host"):
         serve(models, host=host, port=0, limits=ServerLimits())
 
 

@@ -271,7 +271,7 @@ def _bind(host: str, port: int) -> socket.socket:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=1024)
     except UnicodeError:  # an empty label, or one of more than 63 letters
-        raise ArgumentError(f"--host {host}: is no name of a host; choose another one, e.g. 127.0.0.1") from None
+        raise ArgumentError(f"--host {host}: is not the name of a host; choose another one, e.g. 127.0.0.1") from None
     except OSError as error:
         reason = (error.strerror or str(error)).partition(" (while")[0]
         raise ArgumentError(f"--host {host} --port {port}: {reason}; choose another one, 0 takes a free port") from None

@@ -157,7 +157,7 @@ class ReLUFormerForConditionalGeneration(NetworkModel):
         if self.model.config.separator is not None:
             raise ArgumentError(
                 "this model counts sentences, and the cache of transformers does not; call generate(use_cache=False), "
-                "or translate with reluformer.load_run, which counts and caches"
+                "or translate with reluformer.load, which counts and caches"
             )
         sources = []
         for layer, block in enumerate(self.model._decoder_blocks()):
