@@ -176,8 +176,8 @@ def test_reads_in_blocks_under_a_gate(rule: str, derivative: str, monkeypatch: p
 
         return loss
 
-    blocks = parts._pruned
-    monkeypatch.setattr(parts, "_pruned", lambda *arguments: pruned.append(1) or blocks(*arguments))
+    blocks = parts.read_blocks
+    monkeypatch.setattr(parts, "read_blocks", lambda *arguments: pruned.append(1) or blocks(*arguments))
     x, along = normal(2, 1, length, 3 * WIDTH), normal(3, 1, length, 3 * WIDTH)
     wanted = GRAPHS[derivative](loss_of_gated("reference"), x, along)
     got = GRAPHS[derivative](loss_of_gated("cpu"), x.float(), along.float())

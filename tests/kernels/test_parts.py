@@ -31,8 +31,8 @@ def gate_of(half_lives: list[float], length: int) -> Tensor:
 @pytest.mark.parametrize("rule", PRUNED)
 def test_pruned_reads_and_their_gradients_lose_nothing(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     length, calls = 1100, []
-    pruned = parts._pruned
-    monkeypatch.setattr(parts, "_pruned", lambda *given: calls.append(1) or pruned(*given))
+    pruned = parts.read_blocks
+    monkeypatch.setattr(parts, "read_blocks", lambda *given: calls.append(1) or pruned(*given))
     given = (*draw(4, length, 2), gate_of([2, 8, 20, 40], length).repeat(2, 1, 1))
     found = []
     for impl, dtype in (("cpu", torch.float32), ("reference", torch.float64)):

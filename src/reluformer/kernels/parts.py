@@ -70,7 +70,7 @@ def read(
     if not stats and isinstance(bias, RowKeyBias):
         blocks = plan(q, k, formula, visibility, bias, level, scale)
         if blocks is not None:
-            return _pruned(q, k, v, formula, visibility, bias, level, scale, mode, blocks), None
+            return read_blocks(q, k, v, formula, visibility, bias, level, scale, mode, blocks), None
     if level is not None:
         assert isinstance(bias, RowKeyBias)
         bias = with_gate(level, bias, visibility.queries)
@@ -310,7 +310,7 @@ def skipped_share(q: Tensor, k: Tensor, formula: Formula, visibility: Visibility
     return 0.0 if blocks is None else share_of(blocks, visibility)
 
 
-def _pruned(
+def read_blocks(
     q: Tensor,
     k: Tensor,
     v: Tensor,
