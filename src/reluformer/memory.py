@@ -153,7 +153,7 @@ def read(
         0.5
     """
     rule = rules.get(rule)
-    visibility = _checked(q, k, v, causal, key_mask, mask, window, offsets, bias)
+    visibility = _visibility(q, k, v, causal, key_mask, mask, window, offsets, bias)
     _check_gate_and_sink(q, k, rule, gate, sink)
     _check_gate_on(gate, gate_on)
     if approximate and (gate is None or gate_on == "weights" or not sdpa.knows(rules.formula_of(rule))):
@@ -161,7 +161,7 @@ def read(
             f"approximate=True is for softmax with a gate, and rule '{rule.name}' is read "
             f"{'without one' if gate is None else 'exactly'}; drop it"
         )
-    scale = 1 / math.sqrt(max(q.size(-1), 1)) if scale is None else scale
+    scale = _default_scale(q) if scale is None else scale
     out, stats = kernels.run(
         impl, q, k, v, rule, visibility, bias, scale, return_stats, gate, sink, approximate, gate_on
     )
@@ -219,12 +219,12 @@ def weights(
         tensor([[[[2., 0.]]]])
     """
     rule = rules.get(rule)
-    visibility = _checked(q, k, k, causal, key_mask, mask, window, offsets, bias)
+    visibility = _visibility(q, k, k, causal, key_mask, mask, window, offsets, bias)
     _check_gate_and_sink(q, k, rule, gate, sink)
     _check_gate_on(gate, gate_on)
     if gate is not None and gate_on == "scores" and not rule.centred:
         bias, gate = with_gate(bias, gate, q.size(2)), None
-    scale = 1 / math.sqrt(max(q.size(-1), 1)) if scale is None else scale
+    scale = _default_scale(q) if scale is None else scale
     if visibility.everything:
         return reference.weights(q, k, rule, visibility, bias, scale, gate, sink, gate_on)
     found, stats = nonfinite.isolated(
@@ -269,9 +269,9 @@ def skipped_share(
         True
     """
     rule = rules.get(rule)
-    visibility = _checked(q, k, k, True, None, None, None, None, None)
+    visibility = _visibility(q, k, k, True, None, None, None, None, None)
     _check_gate_and_sink(q, k, rule, gate, None)
-    scale = 1 / math.sqrt(max(q.size(-1), 1)) if scale is None else scale
+    scale = _default_scale(q) if scale is None else scale
     return kernels.skipped_share(q, k, rule, visibility, gate, scale)
 
 
@@ -305,7 +305,11 @@ def read_learned(
     return kernels.read_learned(scores, values, rules.get(rule), bias, value_rows)
 
 
-def _checked(
+def _default_scale(q: Tensor) -> float:
+    return 1 / math.sqrt(max(q.size(-1), 1))
+
+
+def _visibility(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -316,7 +320,7 @@ def _checked(
     offsets: Tensor | None,
     bias: Bias | None,
 ) -> Visibility:
-    """Return the visibility, or raise an error that names the argument and the fix."""
+    """Return what each query sees, or raise an error that names the argument and the fix."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.ndim != 4:
             raise ArgumentError(

@@ -38,8 +38,8 @@ class TokenSlots(NamedTuple):
 class SlotCache:
     """The slots of a growing prefix, written into buffers that double when they are full.
 
-    The sums of forget gates lie beside keys and values. `last` holds keys and values of the newest token as they were
-    before they were shifted, where they are.
+    The sums of forget gates lie beside keys and values. Where keys and values are shifted, `last` holds those of the
+    newest token as they were before.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class SlotCache:
         return self.slots
 
     def check(self, batch: int, key_heads: int, gated: bool) -> None:
-        """Raises an error if new slots of these sizes cannot follow those that it holds."""
+        """Raise an error if new slots of these sizes cannot follow those that the cache holds."""
         if not self._buffers:
             return
         found = (*self._buffers[0].shape[:2], len(self._buffers) > 2)
@@ -73,7 +73,7 @@ class SlotCache:
 
     @property
     def slots(self) -> TokenSlots:
-        """All slots so far."""
+        """All slots so far, without copying them."""
         keys, values, *gate = (buffer[:, :, : self.length] for buffer in self._buffers)
         return TokenSlots(keys, values, gate=gate[0] if gate else None)
 
@@ -213,9 +213,9 @@ class Attention(nn.Module):
         self.key_heads = heads if options.key_heads is None else options.key_heads
         if heads % self.key_heads:
             raise ArgumentError(f"key_heads={self.key_heads} does not divide heads={heads}; use a divisor")
-        own = width // heads
+        head_width = width // heads
         self.query = nn.Linear(width, width)
-        self.key_value = nn.Linear(width, 2 * self.key_heads * own)
+        self.key_value = nn.Linear(width, 2 * self.key_heads * head_width)
         takes_offset = learn_offset and not rule.shift_invariant
         takes_sink = getattr(rule, "learn_sink", False)
         offset, sink = (nn.Parameter(torch.zeros(heads)) if takes else None for takes in (takes_offset, takes_sink))
@@ -223,10 +223,12 @@ class Attention(nn.Module):
         self.norm = output_norm(rule, width)
         self.output = nn.Linear(width, width)
         self.log_gamma = nn.Parameter(torch.zeros(heads)) if getattr(rule, "learn_gamma", False) else None
-        self.query_norm, self.key_norm = (nn.RMSNorm(own, eps=1e-6) if options.qk_norm else None for _ in range(2))
+        self.query_norm, self.key_norm = (
+            nn.RMSNorm(head_width, eps=1e-6) if options.qk_norm else None for _ in range(2)
+        )
         self.shift = nn.Linear(width, 2 * self.key_heads, bias=False) if options.shift else None
         self.gate = nn.Linear(width, width, bias=False) if options.output_gate else None
-        self.gate_norm = nn.RMSNorm(own, eps=1e-6) if options.output_gate else None
+        self.gate_norm = nn.RMSNorm(head_width, eps=1e-6) if options.output_gate else None
         self.forget: nn.Linear | None = None
         self.forget_bias: nn.Parameter | None = None
         if options.forget is not None:
@@ -243,12 +245,11 @@ class Attention(nn.Module):
         return torch.log(memories - 1).float()
 
     def reset_parameters(self) -> None:
-        """Scores and values of variance one, and independent, for tokens of variance one.
+        """Draw matrices that give independent scores and values of variance one, for tokens of variance one.
 
-        Keys and values are made from the same tokens. Drawn independently, their matrices
-        still overlap, so that a high score foretells a part of the value and the variance
-        of a ReLU read is 1 + n / (2 D). So the rows of a head's two matrices start
-        orthogonal to each other (which takes two heads: twice d rows of width D).
+        Keys and values are made from the same tokens. Drawn independently, their matrices still overlap. A high score
+        then foretells a part of the value, and the variance of a ReLU read is 1 + n / (2 D). So the rows of a head's
+        two matrices start orthogonal to each other. This takes two heads: twice d rows of width D.
         """
         for linear in (self.query, self.key_value, self.output):
             nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
@@ -279,7 +280,7 @@ class Attention(nn.Module):
             mask: (B, T), True where they are visible; with a `cache` that of all slots, theirs included.
             rotation: turns the keys.
             offsets: (S + 1), where packed sequences begin.
-            cache: the slots of the tokens before; a shift and a forget gate go on from there.
+            cache: the slots of the tokens before; a shift and a forget gate continue from there.
         """
         if cache is not None:
             cache.check(tokens.size(0), self.key_heads, self.forget_bias is not None)
@@ -381,5 +382,5 @@ class Attention(nn.Module):
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Return x (B, T, Hx d) as (B, Hx, T, d): a part of the width for each head."""
-        own = self.query.out_features // self.heads
-        return x.view(*x.shape[:2], x.size(-1) // own, own).transpose(1, 2)
+        head_width = self.query.out_features // self.heads
+        return x.view(*x.shape[:2], x.size(-1) // head_width, head_width).transpose(1, 2)

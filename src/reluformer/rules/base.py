@@ -22,8 +22,8 @@ class Rule(ABC):
     """From scores to weights. Subclass one of the classes below, not this one."""
 
     name: ClassVar[str] = ""
-    passed: ClassVar[type[Rule] | None] = None
-    """The class whose formula was last compared with its weights; a subclass inherits its parent, which is not it."""
+    formula_holds_for: ClassVar[type[Rule] | None] = None
+    """The class whose formula was found to give its weights. A subclass inherits this entry, but is another class."""
     output_norm: ClassVar[OutputNorm | None] = None
     """The name of the norm that a layer applies to what was read; the layer owns its parameters."""
     shift_invariant: ClassVar[bool] = False
@@ -120,7 +120,7 @@ def formula_of(rule: Rule) -> Formula | None:
         True
     """
     if torch.compiler.is_compiling():
-        return rule.formula() if type(rule).passed is type(rule) else None
+        return rule.formula() if type(rule).formula_holds_for is type(rule) else None
     return _compared(type(rule), rule)
 
 
@@ -134,7 +134,7 @@ def _compared(kind: type[Rule], rule: Rule) -> Formula | None:
     with torch.no_grad():
         expected, got = rule.weights(scores, n, visible), formula.weights(scores, n, visible)
     if torch.allclose(got, expected, rtol=1e-9, atol=1e-12):
-        type(rule).passed = type(rule)
+        type(rule).formula_holds_for = type(rule)
         return formula
     if "formula" in vars(type(rule)):
         raise ArgumentError(
@@ -230,7 +230,7 @@ class RowNormalized(Rule):
         inner = self.inner.formula()
         if inner is None or inner.delta is not None:
             return None
-        return Formula(inner.activation, inner.factor, inner.exponent, self.delta, inner.level, inner.function)
+        return replace(inner, delta=self.delta)
 
     def weights(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
         weights = self.inner.weights(scores, n, visible)
@@ -302,7 +302,7 @@ class RowCentered(Rule):
         core = self.core.formula()
         if core is None or core.level is not None:
             return None
-        return Formula(core.activation, core.factor, core.exponent, core.delta, self.level, core.function)
+        return replace(core, level=self.level)
 
     def weights(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
         return self._above_level(scores, None, n, visible)
@@ -349,6 +349,7 @@ class Formulated(Rule):
 
 
 def positive(rule: Rule, **options: float) -> None:
+    """Raise an error unless each of these options of `rule` is a positive number."""
     for option, value in options.items():
         if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
             raise ArgumentError(f"rule '{rule.name}': {option} must be a positive number, got {value!r}")

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -171,11 +171,11 @@ class Formula:
     def without_level(self) -> Formula:
         """Return the formula for scores less their level as it is before any cap; the cap stays."""
         cap = None if self.level is None or self.level.cap is None else Level(cap=self.level.cap)
-        return Formula(self.activation, self.factor, self.exponent, self.delta, cap, self.function, self.rest)
+        return replace(self, level=cap)
 
     def terms(self) -> Formula:
         """Return the formula of u for scores less their level: neither level nor division nor rest."""
-        return Formula(self.activation, self.factor, self.exponent, None, None, self.function)
+        return replace(self, delta=None, level=None, rest=False)
 
     def row_factor(self, n: Tensor) -> Tensor:
         """Return factor * n^-exponent, of the shape of n."""

@@ -79,7 +79,7 @@ class Trainer:
             reason = self._reason_to_stop()
             if self.validation is not None and self._validation_is_due(reason):
                 self._validate()
-                reason = reason or self._patience_is_over()
+                reason = reason or self._out_of_patience()
             if reason is not None or self._overdue or state.step % self.config.checkpoint_every == 0:
                 self.save_checkpoint()
         return reason
@@ -94,9 +94,9 @@ class Trainer:
             return "interrupted"
         if self.state.step >= self.config.updates:
             return "updates"
-        return self._patience_is_over() or ("max_minutes" if late else None)
+        return self._out_of_patience() or ("max_minutes" if late else None)
 
-    def _patience_is_over(self) -> str | None:
+    def _out_of_patience(self) -> str | None:
         over = self.config.patience is not None and self.state.stale >= self.config.patience
         return "patience" if over else None
 
@@ -246,9 +246,9 @@ class Trainer:
         self.processes.regather(self.wrapped)
         values = {"loss": loss, "perplexity": math.exp(min(loss, 700)), **scores}
         self._log("valid", **values, best=better, tokens=tokens, seconds=round(time.monotonic() - began, 3))
-        told = "".join(f"  {name} {value:.2f}" for name, value in values.items() if name != "loss")
+        shown = "".join(f"  {name} {value:.2f}" for name, value in values.items() if name != "loss")
         if self.processes.is_main:
-            self.progress.message(f"update {self.state.step}: validation loss {loss:.4f}{told}" + "  best" * better)
+            self.progress.message(f"update {self.state.step}: validation loss {loss:.4f}{shown}" + "  best" * better)
 
     def _scores(self) -> dict[str, float]:
         """Returns the scores of the task. Where the weights are sharded, a whole copy of the model is scored."""
