@@ -223,9 +223,8 @@ class Attention(nn.Module):
         self.norm = output_norm(rule, width)
         self.output = nn.Linear(width, width)
         self.log_gamma = nn.Parameter(torch.zeros(heads)) if getattr(rule, "learn_gamma", False) else None
-        self.query_norm, self.key_norm = (
-            nn.RMSNorm(head_width, eps=1e-6) if options.qk_norm else None for _ in range(2)
-        )
+        self.query_norm = nn.RMSNorm(head_width, eps=1e-6) if options.qk_norm else None
+        self.key_norm = nn.RMSNorm(head_width, eps=1e-6) if options.qk_norm else None
         self.shift = nn.Linear(width, 2 * self.key_heads, bias=False) if options.shift else None
         self.gate = nn.Linear(width, width, bias=False) if options.output_gate else None
         self.gate_norm = nn.RMSNorm(head_width, eps=1e-6) if options.output_gate else None

@@ -75,7 +75,7 @@ class Trainer:
             state.seconds = self._seconds()
             if state.step % self.config.log_every == 0:
                 self._log_interval()
-            self.rule_warmup.restore()
+            self.rule_warmup.restore()  # validation and checkpoints use the rules themselves
             reason = self._reason_to_stop()
             if self.validation is not None and self._validation_is_due(reason):
                 self._validate()
