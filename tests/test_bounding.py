@@ -13,6 +13,7 @@ from torch import Tensor
 
 import reluformer as rf
 from reluformer import bounding, rules
+from reluformer.bounding import read_range
 from reluformer.errors import ArgumentError
 from reluformer.memory import RuleSpec
 from reluformer.rules import RowNormalized, Rule
@@ -231,7 +232,7 @@ class TestForm:
         shaped = [x.reshape(2, 3, 4, 11) for x in (low, high)]
         whole = rf.bounds(rule, *shaped, (least, largest))
         assert whole.lower.shape == (2, 3, 4, 4)
-        monkeypatch.setattr(bounding, "AT_ONCE", 100)
+        monkeypatch.setattr(read_range, "AT_ONCE", 100)
         pieces = rf.bounds(rule, low, high, (least, largest))
         torch.testing.assert_close(whole.lower.reshape(24, 4), pieces.lower)
         torch.testing.assert_close(whole.upper.reshape(24, 4), pieces.upper)

@@ -1,48 +1,19 @@
-"""The exact range of a read when each score lies in an interval.
-
-The scores of a row lie in a box, low_j <= s_j <= high_j, and each value c_j is known or lies in an interval of its own.
-`bounds` returns the least and the largest read, one dimension of the values at a time.
-
-Rules whose weights are divided by their row sum. With phi_j = phi(s_j) >= 0 and delta >= 0 the read is
-
-    f(s) = sum_j phi_j c_j / (delta + sum_j phi_j)
-
-For a fixed sum in the denominator it is linear in each phi_j, so both ends lie at a vertex of the box. At the minimum m
-a slot with c_j < m has its largest phi and the others their least. After sorting c the minimum is therefore
-
-    min over k = 0 ... n of   (sum_{j<=k} phi_j^max c_j + sum_{j>k} phi_j^min c_j)
-                            / (delta + sum_{j<=k} phi_j^max + sum_{j>k} phi_j^min)
-
-which prefix sums give in O(n log n). Softmax is phi = e^s and delta = 0, where it was first shown (Vertex-Softmax,
-arXiv 2605.10974). As phi >= 0, an interval for a value counts with its lower end at the minimum.
-
-Pointwise rules are separable: each term w_j c_j lies between the least and the largest of four products, and the sum
-of these is exact. A weight is least at one end of its interval or at a turning point of the rule, as that of GELU at
--0.75.
-
-Rules of centred scores (`relu_exp`) move their level with the scores. Each score less its level then lies in an
-interval that follows from intervals for mean and deviation of the row. The formulas above, applied to these intervals,
-are sound and not exact.
-
-All sums are computed in float64. What rounding may do to them is taken off the lower end and added to the upper one.
-"""
+"""The range of a read whose scores lie in intervals."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from reluformer import rules
+from reluformer.bounding.weight_intervals import EPSILON, WeightIntervals, known_formula, level_moves, weight_intervals
 from reluformer.errors import ArgumentError
 from reluformer.memory import RuleSpec
-from reluformer.rules import Formula, Level, Pointwise, RowCentered, RowNormalized, Rule, ScalableSoftmax, rest_mass
-from reluformer.rules.formula import ACTIVATIONS, visible_only
+from reluformer.rules import Formula, Rule
 
-EPSILON = torch.finfo(torch.float64).eps
 SMALLEST = 1e-250
 """Below it a sum of exponentials may have lost terms to underflow."""
 AT_ONCE = 2**21
@@ -100,7 +71,7 @@ def bounds(
         (0.2689, 0.7311, True)
     """
     rule = rules.get(rule)
-    formula = _known_formula(rule)
+    formula = known_formula(rule)
     least, largest = values if isinstance(values, tuple) else (values, values)
     visible = _check(low, high, least, largest, visible)
     batch = _batch(low, least)
@@ -128,61 +99,7 @@ def bounds(
             raise ArgumentError("bounds: the read overflows the numbers of float64; scale the values down")
         ends.append(_outward(found, low.dtype, sign))
     divided = formula.delta is not None or formula.rest
-    return ReadBounds(ends[0], ends[1], not _moves(formula.level) and not (elementwise and divided))
-
-
-def _known_formula(rule: Rule) -> Formula:
-    """Return the formula of a rule, or raise an error that says why its read has no known range."""
-    if type(rule) is ScalableSoftmax:
-        return Formula("exp", delta=0.0)
-    formula = rules.formula_of(rule)
-    name = rule.name or type(rule).__name__
-    if formula is None:
-        raise ArgumentError(
-            f"bounds: rule '{name}' is neither pointwise nor phi(s) / (delta + sum phi(s)), so no range of its read is "
-            "known; use softmax, relu_norm or a pointwise rule"
-        )
-    if formula.activation == "other" and turning_points(rule) is None:
-        raise ArgumentError(
-            f"bounds: rule '{name}' does not say where its weights turn from falling to rising; give its class "
-            "`turning`, the scores of its turning points, () if it has none"
-        )
-    if formula.delta is not None and _core(rule).signed:
-        raise ArgumentError(
-            f"bounds: rule '{name}' divides by a row sum whose terms may be negative; no range is known"
-        )
-    if formula.rest and formula.level is not None and (formula.level.threshold > 0 or formula.level.growth > 0):
-        raise ArgumentError(
-            f"bounds: rule '{name}' with a threshold or growth above 0: no range of its rest is known; set them to 0"
-        )
-    return formula
-
-
-def _core(rule: Rule) -> Rule:
-    """Return the pointwise rule inside of `rule`, or the rule itself."""
-    if isinstance(rule, RowCentered):
-        rule = rule.core
-    return rule.inner if isinstance(rule, RowNormalized) else rule
-
-
-def turning_points(rule: Rule) -> tuple[float, ...] | None:
-    """Return the scores where the weights of a pointwise rule turn, or None if its class does not say.
-
-    A class that overrides `activate` has to state `turning` itself; that of its parent may be wrong for it.
-
-    Example:
-        >>> turning_points(rules.get({"name": "polynomial", "p": 2}))
-        (0.0,)
-    """
-    core = _core(rule)
-    if not isinstance(core, Pointwise):
-        return None
-    for kind in type(core).__mro__:
-        if "turning" in vars(kind):
-            return core.turning
-        if "activate" in vars(kind):
-            return None
-    return None
+    return ReadBounds(ends[0], ends[1], not level_moves(formula.level) and not (elementwise and divided))
 
 
 # ------------------------------------------------------------------ arguments and shapes
@@ -299,24 +216,6 @@ def _outward(x: Tensor, dtype: torch.dtype, sign: int) -> Tensor:
     return short + sign * (2 * info.eps * short.detach().abs() + torch.where(short == x, 0.0, info.tiny).to(dtype))
 
 
-# ------------------------------------------------------------------ intervals of weights
-
-
-@dataclass(frozen=True)
-class _Weights:
-    """Intervals (B, Tq, Tk) for phi, delta (B, Tq, 1) or None where nothing divides, and for the rest (B, Tq, 1)."""
-
-    least: Tensor
-    largest: Tensor
-    delta: Tensor | None
-    rest: tuple[Tensor, Tensor] | None
-
-
-def _moves(level: Level | None) -> bool:
-    """Return whether the level of a row depends on its scores."""
-    return level is not None and (level.centred or level.cap is not None)
-
-
 def _bounds_of_rows(
     rule: Rule,
     formula: Formula,
@@ -328,7 +227,7 @@ def _bounds_of_rows(
 ) -> tuple[Tensor, Tensor]:
     """Return both ends (B, Tq, dv) for scores (B, Tq, Tk) and values (B, Tk, dv), all float64."""
     n = seen.sum(-1, keepdim=True).clamp_min(1).double()
-    weights = _weights(rule, formula, *scores, n, seen)
+    weights = weight_intervals(rule, formula, *scores, n, seen)
     slack = (8 * (n + 1000) * EPSILON).detach()
     if weights.delta is None:
         return _separable(weights, least, largest, slack)
@@ -341,123 +240,10 @@ def _bounds_of_rows(
     return lower, upper
 
 
-def _weights(rule: Rule, formula: Formula, low: Tensor, high: Tensor, n: Tensor, seen: Tensor) -> _Weights:
-    """Return the intervals of phi for scores in intervals."""
-    if type(rule) is ScalableSoftmax:
-        scale = rule.c * torch.log(n)
-        low, high = _widened(low * scale, low * scale, -1), _widened(high * scale, high * scale, 1)
-    level, rest = formula.level, None
-    if level is not None and not level.centred:
-        base = level.of(n)
-        low, high = _widened(low - base, base.abs() + low.abs(), -1), _widened(high - base, base.abs() + high.abs(), 1)
-        if level.cap is not None:
-            low, high = _capped(level.cap, low, high, low, high, seen)
-    elif level is not None:
-        low, high, rest = _above_level(formula, low, high, n, seen)
-    if formula.activation == "exp":
-        return _exponentials(formula, low, high, n, seen)
-    points = [low, high]
-    if formula.function is not None:
-        points += [torch.clamp(torch.full_like(low, at), low, high) for at in turning_points(rule) or ()]
-        found = [formula.function(x, n) for x in points]
-    else:
-        factor = formula.row_factor(n)
-        found = [ACTIVATIONS[formula.activation](x) * factor for x in points]
-    least, largest = found[0], found[0]
-    for other in found[1:]:
-        least, largest = torch.minimum(least, other), torch.maximum(largest, other)
-    least, largest = visible_only(least, seen), visible_only(largest, seen)
-    if formula.delta is None and not formula.rest:
-        return _Weights(least, largest, None, None)
-    if bool((least.detach() < 0).any()):
-        raise ArgumentError(
-            f"bounds: rule '{rule.name or type(rule).__name__}' divides by a row sum with negative terms; "
-            "no range is known"
-        )
-    return _Weights(least, largest, torch.full_like(n, formula.delta or 0.0), rest)
-
-
-def _exponentials(formula: Formula, low: Tensor, high: Tensor, n: Tensor, seen: Tensor) -> _Weights:
-    """Return the intervals of e^s, all of a row divided by the same number so that none overflows."""
-    if formula.delta is None:
-        ends = [visible_only(torch.exp(x) * formula.row_factor(n), seen) for x in (low, high)]
-        if not bool(torch.isfinite(ends[1]).all()):
-            raise ArgumentError("bounds: e^high overflows; scores above 700 have no finite weight")
-        return _Weights(ends[0], ends[1], None, None)
-    best = high.detach().masked_fill(~seen, -torch.inf).amax(-1, keepdim=True)
-    best = torch.where(torch.isfinite(best), best, torch.zeros_like(best))
-    if formula.delta > 0:
-        best = best.clamp_min(0)
-    ends = [visible_only(torch.exp(x - best) * formula.row_factor(n), seen) for x in (low, high)]
-    return _Weights(ends[0], ends[1], formula.delta * torch.exp(-best), None)
-
-
-def _widened(x: Tensor, size: Tensor, sign: int) -> Tensor:
-    """Return x moved outward by what rounding of numbers of this size may have done to it."""
-    return x + sign * 8 * EPSILON * size.detach().abs()
-
-
-def _above_level(
-    formula: Formula, low: Tensor, high: Tensor, n: Tensor, seen: Tensor
-) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
-    """Return intervals for scores less the centred level of their row, and for the rest."""
-    level = formula.level
-    assert level is not None
-    sums = [x.sum(-1, keepdim=True) for x in (low, high)]
-    # a score less the mean: where this score is low, the others are high
-    away_low, away_high = low - (low + sums[1] - high) / n, high - (high + sums[0] - low) / n
-    middle, radius = visible_only((low + high) / 2, seen), visible_only((high - low) / 2, seen)
-    centred = visible_only(middle - middle.sum(-1, keepdim=True) / n, seen)
-    tiny = 1e-30  # keeps the gradient of the root finite
-    deviation, spread = (
-        torch.sqrt(x.square().sum(-1, keepdim=True) / n + tiny) for x in (centred, radius)
-    )  # the deviation of a row is a seminorm, at most the root mean square
-    size = torch.maximum(low.abs(), high.abs()).amax(-1, keepdim=True) if low.size(-1) else torch.zeros_like(n)
-    rounding = 16 * (n + 8) * EPSILON * (size.detach() + 1) + 2 * tiny**0.5
-    roots = [
-        torch.sqrt(x.square() + level.floor)
-        for x in ((deviation - spread - rounding).clamp_min(0), deviation + spread + rounding)
-    ]
-    deviations = level.spread + level.chance * torch.sqrt(2 * torch.log(n))
-    fixed = level.threshold + level.growth * torch.log(n)
-    reach = [deviations * root for root in roots]
-    level_low, level_high = fixed + torch.minimum(*reach), fixed + torch.maximum(*reach)
-    x_low, x_high = away_low - level_high - rounding, away_high - level_low + rounding
-    if level.cap is not None:
-        x_low, x_high = _capped(level.cap, x_low, x_high, low, high, seen)
-    if not formula.rest:
-        return x_low, x_high, None
-    # the rest falls as the row spreads: slots above the level count 1, those below fall with the deviation
-    ends = [rest_mass(deviations * root + fixed, root, n) for root in roots]
-    return x_low, x_high, (ends[1] * (1 - 1e-6), ends[0] * (1 + 1e-6))
-
-
-def _capped(
-    cap: float, x_low: Tensor, x_high: Tensor, low: Tensor, high: Tensor, seen: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return intervals for max(score - level, score - best + cap)."""
-    below_low, below_high = (
-        torch.clamp(end - _best_of_others(other, seen), max=0) + cap for end, other in ((low, high), (high, low))
-    )
-    size = low.abs() + high.abs() + cap
-    return torch.maximum(x_low, _widened(below_low, size, -1)), torch.maximum(x_high, _widened(below_high, size, 1))
-
-
-def _best_of_others(x: Tensor, seen: Tensor) -> Tensor:
-    """Return for each slot the largest visible number among the other slots of its row, of the shape of x."""
-    lowest = torch.finfo(x.dtype).min / 4
-    hidden_last = x.masked_fill(~seen, lowest)
-    if x.size(-1) < 2:
-        return torch.full_like(x, lowest)
-    best = hidden_last.topk(2, dim=-1)
-    own = torch.arange(x.size(-1), device=x.device) == best.indices[..., :1]
-    return torch.where(own, best.values[..., 1:], best.values[..., :1])
-
-
 # ------------------------------------------------------------------ reads
 
 
-def _separable(weights: _Weights, least: Tensor, largest: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:
+def _separable(weights: WeightIntervals, least: Tensor, largest: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:
     """Return the range of sum_j w_j c_j where each weight and each value has an interval of its own."""
     if bool(((weights.least < 0) & (weights.largest > 0)).any() and ((least < 0) & (largest > 0)).any()):
         corners = [w[..., None] * c[:, None] for w in (weights.least, weights.largest) for c in (least, largest)]
@@ -480,8 +266,8 @@ def _separable(weights: _Weights, least: Tensor, largest: Tensor, slack: Tensor)
 
 
 def _with_rest(
-    weights: _Weights, least: Tensor, largest: Tensor, seen: Tensor, n: Tensor
-) -> tuple[_Weights, Tensor, Tensor]:
+    weights: WeightIntervals, least: Tensor, largest: Tensor, seen: Tensor, n: Tensor
+) -> tuple[WeightIntervals, Tensor, Tensor]:
     """Return the weights and values with one more slot, which has the weight of the rest and the mean value."""
     assert weights.rest is not None
     alive = seen.any(-1, keepdim=True)
@@ -491,10 +277,10 @@ def _with_rest(
     ]
     means = [(seen.double() @ x) / n for x in (least, largest)]
     values = [torch.cat([x, mean], 1) for x, mean in zip((least, largest), means, strict=True)]
-    return _Weights(ends[0], ends[1], torch.zeros_like(n), None), values[0], values[1]
+    return WeightIntervals(ends[0], ends[1], torch.zeros_like(n), None), values[0], values[1]
 
 
-def _each_alone(weights: _Weights, n: Tensor) -> _Weights:
+def _each_alone(weights: WeightIntervals, n: Tensor) -> WeightIntervals:
     """Return the interval of phi_j / (delta + sum phi) for each slot, whatever the other weights do meanwhile."""
     least, largest, delta = weights.least, weights.largest, weights.delta
     assert delta is not None
@@ -508,10 +294,10 @@ def _each_alone(weights: _Weights, n: Tensor) -> _Weights:
         unknown = torch.full_like(own, 0.0 if sign > 0 else 1.0)
         share = torch.where(known, own / torch.where(known, divisor, torch.ones_like(divisor)), unknown)
         ends.append(torch.where(largest > 0, share, torch.zeros_like(share)))
-    return _Weights(ends[0], ends[1], None, None)
+    return WeightIntervals(ends[0], ends[1], None, None)
 
 
-def _least_ratio(weights: _Weights, c: Tensor, slack: Tensor, formula: Formula) -> Tensor:
+def _least_ratio(weights: WeightIntervals, c: Tensor, slack: Tensor, formula: Formula) -> Tensor:
     """Return the least sum phi c / (delta + sum phi) over the box of phi, (B, Tq, dv), for values c (B, Tk, dv)."""
     assert weights.delta is not None
     order = c.detach().argsort(dim=1)
