@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from reluformer.integrations.transformers.tokenization import ReLUFormerTokenizer as ReLUFormerTokenizer
 
 _MODULES = {
-    "attention": ("PREFIX", "attention_function"),
+    "attention_interface": ("PREFIX", "attention_function"),
     "language_modeling": ("ReLUFormerForCausalLM", "ReLUFormerLanguageConfig"),
     "pipeline": ("OutlineProcessor", "TranslationPipeline", "generator", "search_settings", "translator"),
     "modeling": ("ReLUFormerConfig", "ReLUFormerForConditionalGeneration"),
