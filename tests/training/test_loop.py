@@ -76,8 +76,8 @@ def test_accumulated_batches_equal_one_large_batch_of_the_same_rows(
     make_recipe: Any, prepared: Path, tmp_path: Path
 ) -> None:
     """Both updates see every segment exactly once: the small batches are an epoch, and so is the large one."""
-    epoch = TrainingBatches(PreparedCorpus(prepared).store("train"), make_recipe().training).batches_per_epoch
-    small = make_recipe(model={"dropout": 0.0}, updates=1, accumulate=epoch, clip=None)
+    data = TrainingBatches(PreparedCorpus(prepared).store("train"), make_recipe().training)
+    small = make_recipe(model={"dropout": 0.0}, updates=1, accumulate=round(data.updates_per_epoch), clip=None)
     large = make_recipe(model={"dropout": 0.0}, updates=1, tokens_per_batch=1_000_000, clip=None)
     run(small, tmp_path / "small", prepared)
     run(large, tmp_path / "large", prepared)

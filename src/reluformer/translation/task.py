@@ -175,11 +175,6 @@ class TrainingBatches:
         self._steps_per_epoch, self._padding = first.steps_per_epoch, first.padding
 
     @property
-    def batches_per_epoch(self) -> int:
-        """Batches in which every segment occurs once, or as often as its weight says; of random joins, at first."""
-        return self._steps_per_epoch
-
-    @property
     def updates_per_epoch(self) -> float:
         """Updates in which every segment occurs once, or as often as its weight says; of random joins, at first."""
         return self._steps_per_epoch / self._config.accumulate
