@@ -1,11 +1,15 @@
 """What a forget gate costs and saves: causal training reads beside fused softmax, and a language model beside Llama.
 
     python benchmarks/forgetting.py --out docs/results/forgetting.json      # about six minutes on two cores
+    python benchmarks/forgetting.py --run runs/europarl --lengths 2048      # the reads of a trained model on its text
 
 The gates are constant: the half-lives of the heads lie evenly on a logarithmic scale. Queries, keys and values are
 normal. Rules with zeros skip the slots that the gate is proven to hide (`memory.skipped_share`); softmax reads all of
 them up to the digits of float32. All contestants of a case take turns in one process, and a ratio is that of their
 median times: above 1 means faster than fused softmax without a gate.
+
+With `--run` queries, keys, values and gates are those of each attention layer of a trained language model on a row of
+its own text, and the rule is the model's.
 
 The language models are at their first weights: ours with `relu_chance` or softmax and a forget gate, Llama of
 transformers with the same width, layers, heads, hidden units and vocabulary, and fused attention.
@@ -19,20 +23,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 import reluformer as rf
 from measure import circumstances, publish
-from reluformer import benchmarking, memory
+from reluformer import benchmarking, language, memory
+from reluformer.language.corpus import LanguageCorpus
+from reluformer.language.scoring import own_reads, skipped_pairs
 from reluformer.language.task import LanguageObjective
+from reluformer.layers import TokenRead, TokenSlots
 
 
 def main() -> None:
     """Time every case, print a line for each and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=[2048, 4096, 16384])
+    parser.add_argument("--run", type=Path, help="a trained language model, whose own reads are timed")
+    parser.add_argument("--split", default="test", help="with --run: the split of its corpus that is read")
     parser.add_argument("--rules", nargs="+", default=["relu", "relu_exp", "relu_chance", "softmax"])
     parser.add_argument("--half-lives", type=float, nargs=2, default=[64, 512], help="shortest and longest, in tokens")
     parser.add_argument("--heads", type=int, default=4)
@@ -46,12 +56,16 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     reads = []
     for length in options.lengths:
-        reads += read_cases(options.rules, length, options.heads, options.width, options.half_lives, options.repeats)
+        if options.run is None:
+            found = read_cases(options.rules, length, options.heads, options.width, options.half_lives, options.repeats)
+        else:
+            found = trained_cases(options.run, options.split, length, options.repeats)
+        reads += found
         if not options.json:
-            for row in reads[-len(options.rules) :]:
+            for row in found:
                 print(
-                    f"{row['rule']:<12}{length:>6} tokens: {row['over_sdpa']:>6.2f} times fused softmax, "
-                    f"{row['skipped']:.0%} of the pairs skipped",
+                    f"{row.get('layer', ''):<8}{row['rule']:<12}{length:>6} tokens: "
+                    f"{row['over_sdpa']:>6.2f} times fused softmax, {row['skipped']:.0%} of the pairs skipped",
                     flush=True,
                 )
     models = [] if options.models is None else model_cases(options.models, options.repeats)
@@ -59,6 +73,8 @@ def main() -> None:
         for row in models:
             print(f"{row['model']:<12}{row['tokens']:>6} tokens: {row['over_llama']:>6.2f} times Llama", flush=True)
     settings = {"half_lives": options.half_lives, "heads": options.heads, "width": options.width}
+    if options.run is not None:
+        settings = {"run": options.run.name, "split": options.split}
     publish({"circumstances": circumstances(), **settings, "reads": reads, "models": models}, options.json, options.out)
 
 
@@ -97,6 +113,65 @@ def read_cases(
         }
         for rule in rules
     ]
+
+
+def trained_cases(run: Path, split: str, length: int, repeats: int) -> list[dict[str, Any]]:
+    """Return the speed of forward and backward passes of a trained model's own reads, layer by layer and of all.
+
+    Fused softmax reads the same queries, keys and values, whose heads are repeated where queries share them.
+    """
+    model = language.load(run).model
+    corpus = LanguageCorpus(run / "data")
+    row = np.array(corpus.rows(split, length)[0, :-1], dtype=np.int64)
+    found, total = [], {"sdpa": 0.0, "own": 0.0}
+    for layer, (read, queries, slots) in enumerate(own_reads(model, torch.from_numpy(row)[None])):
+        cell, seconds = own_case(read, queries, slots, repeats)
+        found.append({"layer": str(layer), "rule": read.rule.name, "length": length, **cell})
+        total = {name: total[name] + seconds[name] for name in total}
+    everything = {
+        "layer": "all",
+        "rule": model.config.attention.name,
+        "length": length,
+        "over_sdpa": round(total["sdpa"] / total["own"], 3),
+        "seconds": round(total["own"], 5),
+        "zeros": round(sum(row["zeros"] for row in found) / len(found), 4),
+        "skipped": round(sum(row["skipped"] for row in found) / len(found), 4),
+    }
+    return [*found, everything]
+
+
+def own_case(
+    read: TokenRead, queries: Tensor, slots: TokenSlots, repeats: int
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Return the figures of one layer, and the median seconds of both contestants."""
+    given = [queries, slots.keys, slots.values, *([] if slots.gate is None else [slots.gate])]
+    leaves = [x.detach().clone().requires_grad_() for x in given]
+    probe = torch.randn(*queries.shape[:3], slots.values.size(-1))
+    group = queries.size(1) // slots.keys.size(1)
+
+    def own() -> object:
+        gate = leaves[3] if slots.gate is not None else None
+        out, _ = read(leaves[0], TokenSlots(leaves[1], leaves[2], gate=gate))
+        return torch.autograd.grad(out, leaves, probe)
+
+    def plain() -> object:
+        k, v = (x.repeat_interleave(group, 1) if group > 1 else x for x in leaves[1:3])
+        out = scaled_dot_product_attention(leaves[0], k, v, is_causal=True)
+        return torch.autograd.grad(out, leaves[:3], probe)
+
+    timings = benchmarking.interleaved({"sdpa": plain, "own": own}, repeats, seconds=20.0)
+    with torch.no_grad():
+        _, stats = read(queries, slots, stats=True)
+    assert stats is not None
+    visible = stats.n_visible.double()
+    figures = {
+        "over_sdpa": round(timings["sdpa"].median / timings["own"].median, 3),
+        "seconds": round(timings["own"].median, 5),
+        "spread": round(timings["own"].spread, 3),
+        "zeros": round(float((stats.zero_fraction.double() * visible).sum() / visible.sum()), 4),
+        "skipped": round(skipped_pairs(read, queries, slots), 4),
+    }
+    return figures, {name: timing.median for name, timing in timings.items()}
 
 
 def model_cases(tokens: int, repeats: int) -> list[dict[str, Any]]:

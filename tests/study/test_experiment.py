@@ -11,7 +11,9 @@ import torch
 
 from reluformer import rules
 from reluformer.errors import ConfigError, UnknownNameError
+from reluformer.language.recipe import LanguageModelRecipe, LanguageTrainingConfig
 from reluformer.models.encoder_decoder import ReLUFormer
+from reluformer.models.language_model import LanguageModel
 from reluformer.study import experiment
 from reluformer.study.evaluation import MEASURES as EVALUATED
 from reluformer.study.experiment import SCALES, Experiment
@@ -59,6 +61,10 @@ def test_every_run_can_be_built(name: str, scale: experiment.Scale) -> None:
             TrainingConfig(**{"lr": 1e-3, **content["training"]})
             recipe = ModelRecipe(**{**model_of(content["model"]), "encoder_layers": 1, "decoder_layers": 1})
             models[repr(recipe)] = recipe
+        elif run.kind == "language":
+            LanguageTrainingConfig(**{"lr": 1e-3, **content["training"]})
+            with torch.device("meta"):
+                assert LanguageModel(LanguageModelRecipe(**{**content["model"], "layers": 1}).with_vocabulary(400))
         elif run.kind == "recall":
             assert RecallModel(RecallTask(**content["task"]), rule=content["rule"], **content["model"])
         elif run.kind == EVALUATION:

@@ -190,15 +190,15 @@ def _run(
     plan: Plan, folder: StudyDirectory, jobs: int, shard: str, data: Path | None, plugins: list[Path], console: Console
 ) -> int:
     """Run what is not done yet, and return the number of failed runs."""
+    from reluformer.study import language_models, trainings
     from reluformer.study.runner import Options, Runner, parse_shard
-    from reluformer.study.trainings import data_config
 
     options = Options(jobs, parse_shard(shard), data and data.resolve(), tuple(path.resolve() for path in plugins))
     runner = Runner(plan, folder, options)
     for address in folder.left(plan, runner.addresses):  # before anything starts: are all corpora there?
         run = plan.runs[address]
-        if run.kind == "training":
-            data_config(run.content, options.data)
+        if run.kind in ("training", "language"):
+            (language_models if run.kind == "language" else trainings).data_config(run.content, options.data)
     began = time.monotonic()
     display = StudyDisplay(plan, folder, console, jobs)
     if console.is_terminal:

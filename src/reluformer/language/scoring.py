@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from reluformer import memory
 from reluformer.errors import ArgumentError
 from reluformer.language.corpus import LanguageCorpus, Tokens
+from reluformer.layers import TokenRead, TokenSlots
 from reluformer.models.language_model import LanguageModel
 from reluformer.translation.tokenizer import UNKNOWN
 
@@ -89,6 +91,39 @@ def _losses(model: LanguageModel, states: Tensor, targets: Tensor) -> Tensor:
 def _edges(context: int) -> list[int]:
     """0, 1, 2, 4, 8, ... and the length."""
     return [0, *(2**i for i in range(31) if 2**i < context), context]
+
+
+@torch.no_grad()
+def own_reads(model: LanguageModel, tokens: Tensor) -> list[tuple[TokenRead, Tensor, TokenSlots]]:
+    """Returns each attention read of a pass: its module, its queries (B, H, T, d) and its slots.
+
+    Args:
+        model: The model.
+        tokens: (B, T) token ids.
+    """
+    found: list[tuple[TokenRead, Tensor, TokenSlots]] = []
+
+    def keep(module: torch.nn.Module, given: tuple[Any, ...]) -> None:
+        assert isinstance(module, TokenRead)
+        found.append((module, given[0], given[1]))
+
+    hooks = [read.register_forward_pre_hook(keep) for read in model.modules() if isinstance(read, TokenRead)]
+    try:
+        model.states(tokens)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def skipped_pairs(read: TokenRead, queries: Tensor, slots: TokenSlots) -> float:
+    """Returns the share of visible pairs that the CPU kernel skips in a read; see `memory.skipped_share`.
+
+    It is 0 without a gate on the scores, and where a head adds an offset to its scores, which is not bounded here.
+    """
+    if slots.gate is None or read.gate_on != "scores" or read.offset is not None:
+        return 0.0
+    return memory.skipped_share(queries, slots.keys, read.rule, gate=slots.gate)
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ from reluformer.study import measures
 
 Scale = Literal["quick", "small", "paper"]
 SCALES: tuple[Scale, ...] = ("quick", "small", "paper")
-Kind = Literal["training", "recall", "reads", "speed"]
+Kind = Literal["training", "language", "recall", "reads", "speed"]
 Changes = dict[str, Any]
 """Dotted keys of a setting and their new values, as in {"model.ffn": "softmax"}."""
 

@@ -146,6 +146,19 @@ def _examined(measure: str, key: str, worst: float = math.nan) -> Callable[[Resu
     return of
 
 
+def _of_context(key: str, worst: float = math.nan) -> Callable[..., float | None]:
+    """Returns a number of a language model on rows of one length; `worst` if it diverged, unless that is NaN."""
+
+    def of(results: ResultsOfRuns, context: str) -> float | None:
+        own = _own(results)
+        if own.get("status") == "diverged":
+            return None if math.isnan(worst) else worst
+        found: float | None = own.get("contexts", {}).get(context, {}).get(key)
+        return found
+
+    return of
+
+
 def _of_rows(key: str) -> Callable[..., float | None]:
     """Returns a mean over the rows of a recall model, at one number of slots tested on."""
 
@@ -262,6 +275,12 @@ MEASURES: dict[str, Measure] = {
     "terms": Measure("right terms, share", _translated("term_accuracy")),
     "pronouns": Measure("right pronouns, share", _translated("pronoun_accuracy")),
     "pronouns_far": Measure("right pronouns far from their antecedent, share", _translated("pronoun_accuracy_far")),
+    "context_loss": Measure(
+        "test cross-entropy, nats a token", _of_context("loss", math.inf), "lower", 1.0, relative=True
+    ),
+    "needles_found": Measure("needles found, share", _of_context("needle", -math.inf)),
+    "context_zeros": Measure("zero weights, share", _of_context("zeros")),
+    "pairs_skipped": Measure("pairs skipped, share", _of_context("skipped")),
     "map_zeros": Measure("weights that are exactly zero", _mapped("zero_fraction")),
 }
 
@@ -322,6 +341,13 @@ def _loss_by_position(results: ResultsOfRuns) -> Points:
     return list(_numbers(found[max(found, key=int)]["by_position"])) if found else []
 
 
+def _loss_by_context_position(results: ResultsOfRuns) -> Points:
+    """Returns the loss at each power of two of the longest rows, from "0-0" on."""
+    contexts = _own(results).get("contexts") or {}
+    found = contexts[max(contexts, key=int)]["by_position"] if contexts else {}
+    return [(int(name.partition("-")[2]) + 1, loss) for name, loss in found.items() if loss is not None]
+
+
 def _of_translations(key: str) -> Callable[[ResultsOfRuns], Points]:
     return lambda results: list(_numbers(results.get(EVALUATION, {}).get("translations", {}).get(key, {})))
 
@@ -347,6 +373,7 @@ SERIES: dict[str, Series] = {
         "cross-entropy", "tokens of a document", lambda r: [(int(n), f["loss"]) for n, f in _losses(r).items()]
     ),
     "loss_by_position": Series("cross-entropy", "position below", _loss_by_position),
+    "loss_by_context_position": Series("cross-entropy", "position below", _loss_by_context_position),
     "d_bleu_by_length": Series("d-BLEU", "source tokens", _of_translations("d_bleu_by_length")),
     "terms_by_distance": Series("right terms", "sentences back", _of_translations("term_by_distance")),
     "pronouns_by_distance": Series("right pronouns", "sentences back", _of_translations("pronoun_by_distance")),

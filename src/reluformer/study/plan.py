@@ -59,7 +59,8 @@ class Run:
             return []
         found = []
         for lr in asked["lr"]:
-            content = {key: value for key, value in self.content.items() if key != "trials"}
+            left_out = ("trials", "test") if self.kind == "language" else ("trials",)
+            content = {key: value for key, value in self.content.items() if key not in left_out}
             changes = {key: value for key, value in asked.items() if key != "lr"}
             content["training"] = {**self.content["training"], **changes, "lr": lr}
             found.append(Run(content))

@@ -25,8 +25,11 @@ import torch
 from torch import Tensor
 
 from reluformer import kernels
+from reluformer.language.recipe import LanguageModelRecipe, LanguageTrainingConfig
+from reluformer.language.task import LanguageObjective
 from reluformer.models.config import ModelConfig
 from reluformer.models.encoder_decoder import ReLUFormer
+from reluformer.models.language_model import LanguageModel
 from reluformer.regularizers import RegularizerConfig
 from reluformer.study.measures import EVALUATION
 from reluformer.study.plan import Plan, Run
@@ -190,13 +193,13 @@ def estimate(plan: Plan, addresses: Iterable[str], report: Callable[[str], None]
         report: Is called with a line about each measurement.
     """
     runs = [plan.runs[address] for address in addresses]
-    learning = [run for run in runs if run.kind in ("training", "recall")]
+    learning = [run for run in runs if run.kind in ("training", "language", "recall")]
     kinds = {_key(run): run for run in learning}
     rates = _rates(list(kinds.values()), lambda i, run: report(f"{i} of {len(kinds)}: {plan.titles[run.address]}"))
     rate = {key: rates[nearest_measured(i, list(kinds.values()), rates)] for i, key in enumerate(kinds)}
     seconds = sum(OTHER_SECONDS[run.kind] for run in runs if run.kind in OTHER_SECONDS)
     seconds += sum(amount(run) * rate[_key(run)] for run in learning)
-    tokens = sum(amount(run) for run in learning if run.kind == "training")
+    tokens = sum(amount(run) for run in learning if run.kind != "recall")
     return CostEstimate(len(runs), tokens, seconds, len(kinds), len(rates))
 
 
@@ -210,7 +213,7 @@ def _rates(kinds: list[Run], report: Callable[[int, Run], None]) -> dict[int, fl
         if len(rates) >= len(firsts) and time.perf_counter() - began > PATIENCE:
             break
         report(len(rates) + 1, kinds[i])
-        rates[i] = seconds_per_token(kinds[i]) if kinds[i].kind == "training" else seconds_per_update(kinds[i])
+        rates[i] = SECONDS[kinds[i].kind](kinds[i])
     return rates
 
 
@@ -237,7 +240,8 @@ def _key(run: Run) -> str:
     names = ("tokens_per_batch", "label_smoothing", "regularizer", "precision", "device")
     data = content["data"]
     options = [training.get(name) for name in names]
-    return json.dumps([content["model"], data["segments"], data["tokenizer"], options], sort_keys=True)
+    length = data["context"] if run.kind == "language" else data["segments"]
+    return json.dumps([content["model"], length, data["tokenizer"], options], sort_keys=True)
 
 
 def seconds_per_token(run: Run) -> float:
@@ -270,6 +274,25 @@ def seconds_per_token(run: Run) -> float:
     return seconds_of(update) / (rows * length)
 
 
+def seconds_per_text_token(run: Run) -> float:
+    """Measure an update of a language model; returns seconds per token."""
+    content = run.content
+    training, context = LanguageTrainingConfig(**{**content["training"], "lr": 1e-4}), int(content["data"]["context"])
+    vocabulary = int(content["data"]["tokenizer"]["vocab_size"])
+    model = LanguageModel(LanguageModelRecipe(**content["model"]).with_vocabulary(vocabulary))
+    objective = LanguageObjective(model, training.label_smoothing, training.regularizer)
+    optimizer = adamw(objective, training)
+    rows = max(1, min(training.tokens_per_batch, WARM_UP_CELLS) // context)
+    tokens, targets = torch.randint(8, vocabulary, (2, rows, context))
+
+    def update() -> None:
+        (objective(tokens, targets).smoothed / targets.numel()).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return seconds_of(update) / (rows * context)
+
+
 def seconds_per_update(run: Run) -> float:
     """Measure an update of a recall run; returns its seconds."""
     content = run.content
@@ -294,3 +317,11 @@ def seconds_of(update: Callable[[], None]) -> float:
         if seconds >= LONG_SECONDS:
             break
     return seconds
+
+
+SECONDS: dict[str, Callable[[Run], float]] = {
+    "training": seconds_per_token,
+    "language": seconds_per_text_token,
+    "recall": seconds_per_update,
+}
+"""What measures the speed of each kind of run that learns."""

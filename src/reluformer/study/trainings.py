@@ -139,14 +139,13 @@ def run(run: Run, context: Context) -> dict[str, Any]:
     if directory.status.get("status") != "diverged":  # else it was stopped before it could report that
         try:
             result = train(
-                recipe, directory.path, init_from=start, progress=_Progress(context.report), prepared=prepared
+                recipe, directory.path, init_from=start, progress=StudyProgress(context.report), prepared=prepared
             )
             if result.status == "interrupted":
                 raise InterruptedRunError(f"interrupted after update {result.step}")
         except DivergedError as error:
             print(error, flush=True)
-    status = directory.status
-    outcome = _figures(status["result"]) if status["status"] == "finished" else _divergence(status)
+    outcome = outcome_of(directory.status)
     shutil.rmtree(directory.path / "checkpoints", ignore_errors=True)
     shutil.rmtree(directory.best, ignore_errors=True)
     losses = directory.log.events("valid")
@@ -214,6 +213,11 @@ def model_of(section: Mapping[str, Any]) -> dict[str, Any]:
     return model
 
 
+def outcome_of(status: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns how a training ended and its figures, from the status of its run directory."""
+    return _figures(status["result"]) if status["status"] == "finished" else _divergence(status)
+
+
 def _figures(result: Mapping[str, Any]) -> dict[str, Any]:
     kept = ("step", "tokens", "tokens_per_second", "parameters", "padding", "best_loss", "best_step")
     figures = {key: rounded(result[key]) for key in kept}
@@ -260,7 +264,7 @@ def rounded(value: Any) -> Any:
     return value
 
 
-class _Progress:
+class StudyProgress:
     """Reports the progress of a training as a share."""
 
     def __init__(self, report: Callable[[float, str], None]) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 from reluformer import files, rules
 from reluformer.environment import circumstances
 from reluformer.errors import ReluformerError, StorageError
-from reluformer.study import evaluation, speed, synthetic, trainings
+from reluformer.study import evaluation, language_models, speed, synthetic, trainings
 from reluformer.study.measures import EVALUATION
 from reluformer.study.plan import Run
 from reluformer.study.results import StudyDirectory
@@ -39,6 +39,7 @@ TOUCH_SECONDS = 30
 KINDS: dict[str, Callable[[Run, Context], dict[str, Any]]] = {
     "training": trainings.run,
     EVALUATION: evaluation.run,
+    "language": language_models.run,
     "recall": synthetic.run_recall,
     "reads": synthetic.run_reads,
     "speed": speed.run,
