@@ -23,6 +23,9 @@ POINTWISE: list[RuleSpec] = [
     *("relu", "relu_plain", "relu_seqlen", "relu2", "rela", "sigmoid", "tra", "polynomial"),
     {"name": "tra", "p": 3, "beta": 0.5},
     {"name": "polynomial", "p": 2},
+    {"name": "pointwise_seqlen", "h": "gelu"},
+    {"name": "pointwise_seqlen", "h": "identity", "alpha": 0.5},
+    {"name": "pointwise_seqlen", "h": "relu6", "alpha": 0.0},
 ]
 CENTRED: list[RuleSpec] = [
     *("relu_exp", "relu_chance", "relu_rest"),

@@ -26,7 +26,7 @@ FLOORS = [
         "environment",
     ],
     ["models"],
-    ["training", "translation", "language", "study"],
+    ["training", "translation", "language", "images", "study"],
     ["integrations", "hub", "loading", "cli", "__main__"],
 ]
 RANK = {name: rank for rank, names in enumerate(name for floor in FLOORS for name in floor) for name in names.split()}

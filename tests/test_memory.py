@@ -45,6 +45,7 @@ class TestGoldenValues:
             "relu_plain": [20.0, 2.0],
             "relu": [20.0, 2.0],
             "relu_seqlen": [10.0, 1.0],
+            "pointwise_seqlen": [10.0, 1.0],
             "relu2": [40 / math.sqrt(3), 4 / math.sqrt(3)],
             "relu_norm": [20 / 3, 2 / 3],
             "tra": [10 * beyond, beyond],
@@ -68,6 +69,26 @@ class TestGoldenValues:
         assert set(expected) == set(RULES)
         for rule, read in expected.items():
             torch.testing.assert_close(rf.read(q, k, v, rule=rule, scale=1.0), tensor4([read]))
+
+    @pytest.mark.parametrize(
+        ("h", "weights"),
+        [
+            ("relu", (2.0, 0.0)),
+            ("relu2", (4.0, 0.0)),
+            ("gelu", (2 * NormalDist().cdf(2), -NormalDist().cdf(-1))),
+            ("softplus", (math.log1p(math.exp(2)), math.log1p(math.exp(-1)))),
+            ("identity", (2.0, -1.0)),
+            ("relu6", (2.0, 0.0)),
+            ("sigmoid", (1 / (1 + math.exp(-2)), 1 / (1 + math.e))),
+        ],
+    )
+    @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0, 1.5])
+    def test_the_family_of_vision_transformers(self, h: str, weights: tuple[float, float], alpha: float) -> None:
+        # scores 2 and -1, values (10, 1) and (20, 2), n = 2
+        q, k, v = tensor4([[1.0]]), tensor4([[2.0], [-1.0]]), tensor4([[10.0, 1.0], [20.0, 2.0]])
+        out = rf.read(q, k, v, rule={"name": "pointwise_seqlen", "h": h, "alpha": alpha}, scale=1.0)
+        read = (10 * weights[0] + 20 * weights[1]) / 2**alpha
+        torch.testing.assert_close(out, tensor4([[read, read / 10]]))
 
     def test_causal_rows_count_their_own_prefix(self) -> None:
         # all scores 1, values 1, 2, 3, 4: row i reads sum(1..i) / sqrt(i/2)

@@ -33,6 +33,8 @@ def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 
 ROOMS: dict[str, tuple[dict[str, str], str]] = {
     "bounds_of_a_read": ({}, r"width of the range before \d\.\d+, after \d\.\d+"),
+    "images_and_proofs": ({"UPDATES = 400": "UPDATES = 20", "IMAGES = 40": "IMAGES = 3"}, r"linear  : proved for \d+%"),
+    "regions_from_relus": ({"UPDATES = 300": "UPDATES = 20"}, r"\d+% of the points are undecided"),
 }
 """By notebook: what is replaced to make it quick, and what its last cell prints."""
 

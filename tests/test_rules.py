@@ -59,6 +59,12 @@ def test_options_round_trip() -> None:
         ({"name": "relu", "gamma": -1}, ArgumentError, "gamma must be a positive number, got -1"),
         ({"name": "relu_seqlen", "alpha": math.nan}, ArgumentError, "alpha must be a finite number, got nan"),
         (
+            {"name": "pointwise_seqlen", "alpha": -0.5},
+            ArgumentError,
+            "alpha must not be negative, got -0.5; 1 is usual",
+        ),
+        ({"name": "pointwise_seqlen", "h": "gelo"}, ArgumentError, "h is 'gelo'; did you mean 'gelu'"),
+        (
             {"name": "relu_exp", "spread": "wide"},
             ArgumentError,
             "'relu_exp': spread must be a finite number, got 'wide'",

@@ -22,15 +22,19 @@ if TYPE_CHECKING:
     from reluformer.loading import train as train
     from reluformer.memory import read as read
     from reluformer.memory import weights as weights
+    from reluformer.models.config import ImageConfig as ImageConfig
     from reluformer.models.config import LanguageConfig as LanguageConfig
     from reluformer.models.config import ModelConfig as ModelConfig
     from reluformer.models.encoder_decoder import ReLUFormer as ReLUFormer
+    from reluformer.models.image_model import ImageModel as ImageModel
     from reluformer.models.language_model import LanguageModel as LanguageModel
     from reluformer.translation.recipe import Recipe as Recipe
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "ImageConfig": "reluformer.models.config",
+    "ImageModel": "reluformer.models.image_model",
     "LanguageConfig": "reluformer.models.config",
     "LanguageModel": "reluformer.models.language_model",
     "ModelConfig": "reluformer.models.config",
@@ -51,6 +55,7 @@ _MODULES = (
     "context_parallel",
     "errors",
     "hub",
+    "images",
     "integrations",
     "kernels",
     "language",

@@ -15,6 +15,7 @@ import torch
 from reluformer import files
 from reluformer.config import read_yaml
 from reluformer.errors import ArgumentError, ConfigError, StorageError, nearest
+from reluformer.images.recipe import ImageRecipe
 from reluformer.language.recipe import LanguageRecipe
 from reluformer.models import CONFIG, WEIGHTS, storage
 from reluformer.training.config import TrainingRecipe
@@ -29,14 +30,15 @@ if TYPE_CHECKING:
     from reluformer.training.progress import TrainingProgress
     from reluformer.training.task import Evaluate
 
-RECIPES: dict[str, type[Recipe] | type[LanguageRecipe]] = {"translation": Recipe, "language": LanguageRecipe}
+AnyRecipe = Recipe | LanguageRecipe | ImageRecipe
+RECIPES: dict[str, type[AnyRecipe]] = {"translation": Recipe, "language": LanguageRecipe, "images": ImageRecipe}
 """The class of a recipe by its key `task`; a recipe without one is for translation."""
 TRANSLATION, LANGUAGE = "reluformer", "reluformer_language"
 """What transformers calls the two kinds of exported models."""
 
 
 def train(
-    recipe: Recipe | LanguageRecipe | Mapping[str, Any] | str | Path,
+    recipe: AnyRecipe | Mapping[str, Any] | str | Path,
     directory: str | Path | None = None,
     *,
     init_from: str | Path | None = None,
@@ -52,7 +54,7 @@ def train(
 
     Args:
         recipe: A recipe, its sections as a mapping, or the path of a YAML file. `task: language` trains a language
-            model.
+            model, `task: images` an image model.
         directory: The run directory. Default: runs/NAME, where NAME is that of the YAML file, or runs/model.
         init_from: The directory of a saved model to start from; it must have the same tokenizer.
         resume: Whether to resume a run found in `directory`; otherwise it is deleted.
@@ -74,12 +76,13 @@ def train(
         >>> result = rf.train("configs/demo.yaml", "runs/demo")  # doctest: +SKIP
         >>> rf.load("runs/demo").translate(["A document."])  # doctest: +SKIP
     """
-    from reluformer import language  # here, so that a translation does not wait for what only training needs
+    from reluformer import images, language  # here, so that a translation does not wait for what only training needs
     from reluformer.training.corpus_task import TrainingOptions
     from reluformer.translation import task as translation
 
     schema = type(recipe) if isinstance(recipe, TrainingRecipe) else recipe_class(recipe)
-    run: Any = language.train if issubclass(schema, LanguageRecipe) else translation.train
+    runs: dict[Any, Any] = {LanguageRecipe: language.train, ImageRecipe: images.train}
+    run: Any = next((found for kind, found in runs.items() if issubclass(schema, kind)), translation.train)
     options = TrainingOptions(
         init_from=init_from, resume=resume, progress=progress, evaluate=evaluate, prepared=prepared
     )
@@ -87,7 +90,7 @@ def train(
     return result
 
 
-def recipe_class(recipe: Mapping[str, Any] | str | Path) -> type[Recipe] | type[LanguageRecipe]:
+def recipe_class(recipe: Mapping[str, Any] | str | Path) -> type[AnyRecipe]:
     """Returns the class of a recipe, by its key `task`.
 
     Raises:
@@ -102,7 +105,7 @@ def recipe_class(recipe: Mapping[str, Any] | str | Path) -> type[Recipe] | type[
 
 
 def load(directory: str | Path, device: str | torch.device = "cpu", *, int8: bool = False, **decoding: Any) -> Any:
-    """Loads a translator or, from the directory of a language model, a `language.Generator`.
+    """Loads a translator, a `language.Generator` for a language model, or an `ImageModel`.
 
     Args:
         directory: A run as `reluformer train` writes it, or its `best/`; an export of `reluformer export
@@ -115,12 +118,12 @@ def load(directory: str | Path, device: str | torch.device = "cpu", *, int8: boo
         **decoding: Keys of `DecodingConfig` that differ from the settings of the run, such as `beam=1`.
 
     Returns:
-        A `Translator` with the decoding settings of its run, or a `Generator`.
+        A `Translator` with the decoding settings of its run, a `Generator`, or an `ImageModel` ready to classify.
 
     Raises:
         StorageError: The directory holds no model, another model's tokenizer, or a damaged file.
         ArgumentError: The device does not exist, or does not suit an ONNX export or int8 weights; or a language
-            model was given decoding settings.
+            or image model was given decoding settings.
         MissingExtraError: The export needs a package that is not installed.
 
     Example:
@@ -132,11 +135,17 @@ def load(directory: str | Path, device: str | torch.device = "cpu", *, int8: boo
         'Mr President, the report is clear.'
     """
     directory = find_run(Path(directory))
-    if not is_language_model(directory):
+    of_images = _content(RunDirectory(directory).model).get("architecture") == "image_model"
+    if not of_images and not is_language_model(directory):
         return load_translator(directory, device, int8=int8, **decoding)
     if int8 or decoding:
         given = ", ".join([*(["int8"] if int8 else []), *decoding])
-        raise ArgumentError(f"{directory}: a language model, and {given} is for translation; leave it out")
+        kind = "an image model" if of_images else "a language model"
+        raise ArgumentError(f"{directory}: {kind}, and {given} is for translation; leave it out")
+    if of_images:
+        from reluformer import images
+
+        return images.load(directory).to(_device(device))
     return load_generator(directory, device)
 
 

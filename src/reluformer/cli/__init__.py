@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from reluformer.cli import data, doctor, evaluate, export, generate, inspect, relufy, study, train, translate
+from reluformer.cli import certify, data, doctor, evaluate, export, generate, inspect, relufy, study, train, translate
 from reluformer.errors import ReluformerError, UnfinishedRunWarning
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -38,6 +38,7 @@ app.command(name="translate")(translate.translate)
 app.command(name="generate")(generate.generate)
 app.command(name="score")(evaluate.score)
 app.command(name="evaluate")(evaluate.evaluate)
+app.command(name="certify")(certify.certify)
 app.command(name="inspect")(inspect.inspect)
 app.command(name="study")(study.study)
 app.command(name="bench")(doctor.bench)

@@ -1,4 +1,4 @@
-"""`reluformer data`, `recipe` and `prepare`: public corpora, the keys of recipes, and prepared corpora."""
+"""`reluformer data`, `recipe` and `prepare`: public corpora and images, the keys of recipes, and prepared corpora."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from reluformer.cli.options import AsJson, Overrides, Plugins, RecipeFile, default_run
+from reluformer.errors import ArgumentError
 from reluformer.training.progress import activity
 
 if TYPE_CHECKING:
+    from reluformer.images.downloads import ImageSet
     from reluformer.language.recipe import LanguageRecipe
     from reluformer.translation.downloads.catalogue import Dataset, ObtainedSet
     from reluformer.translation.downloads.fetch import DownloadProgress
@@ -36,11 +38,14 @@ def prepare(
     Example: reluformer prepare configs/multi30k.yaml --set data.tokenizer.vocab_size=6000
     """
     from reluformer.config import load_yaml
+    from reluformer.images.recipe import ImageRecipe
     from reluformer.language.recipe import LanguageRecipe
     from reluformer.loading import recipe_class
     from reluformer.translation import corpus
 
     recipe = load_yaml(recipe_class(config), config, overrides)
+    if isinstance(recipe, ImageRecipe):
+        raise ArgumentError(f"{config}: images need no preparation; use `reluformer train {config}`")
     console = Console(stderr=as_json)
     if isinstance(recipe, LanguageRecipe):
         _prepare_language(recipe, to or default_run(config) / "data", as_json)
@@ -100,7 +105,7 @@ app = typer.Typer(
     name="data",
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="List, download and convert public parallel corpora.\n\nExample: reluformer data get multi30k",
+    help="List, download and convert public corpora and sets of images.\n\nExample: reluformer data get multi30k",
 )
 
 
@@ -110,10 +115,12 @@ def list_sets(as_json: AsJson = False) -> None:
 
     Example: reluformer data list
     """
+    from reluformer.images.downloads import SETS
     from reluformer.translation.downloads.catalogue import DATASETS
 
     if as_json:
-        typer.echo(json.dumps([_dataset_as_json(dataset) for dataset in DATASETS.values()], indent=2))
+        sets = [*map(_dataset_as_json, DATASETS.values()), *map(_image_set_as_json, SETS.values())]
+        typer.echo(json.dumps(sets, indent=2))
         return
     console = Console(highlight=False)
     for dataset in DATASETS.values():
@@ -124,6 +131,12 @@ def list_sets(as_json: AsJson = False) -> None:
         rows.add_row("  size:", dataset.sizes)
         rows.add_row("  checksum:", dataset.checksums)
         console.print(rows)
+    for images in SETS.values():
+        console.print(f"[bold]{images.name}[/bold]  images  {images.title}")
+        rows = Table.grid(padding=(0, 2))
+        rows.add_row("  licence:", images.licence)
+        rows.add_row("  checksum:", f"md5 for {len(images.files)} files")
+        console.print(rows)
     console.print(
         "\nA file whose checksum is unknown is trusted at its first download; later downloads must be identical."
     )
@@ -131,20 +144,28 @@ def list_sets(as_json: AsJson = False) -> None:
 
 @app.command(name="get")
 def get_set(
-    name: Annotated[str, typer.Argument(help="A corpus that `reluformer data list` shows.")],
+    name: Annotated[str, typer.Argument(help="A set that `reluformer data list` shows.")],
     to: Annotated[Path, typer.Option(help="Directory for DIR/NAME/{train,valid,test}.jsonl.gz.")] = Path("data"),
     mirror: Annotated[
         str | None, typer.Option(metavar="URL", help="Server that replaces scheme and host of every address.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Download a public corpus, check it and convert it to documents. Files that exist already are kept.
+    """Download a public corpus or set of images and check it. Files that exist already are kept.
+
+    A corpus is converted to documents; images stay as they are.
 
     Example: reluformer data get multi30k --to data
     """
+    from reluformer.cli.images import get_images
+    from reluformer.images.downloads import SETS
     from reluformer.translation.downloads.catalogue import find, obtain
 
-    dataset = find(name)
+    if name in SETS:
+        with _download_bars() as progress:
+            get_images(SETS[name], to, mirror, progress, as_json)
+        return
+    dataset = find(name, SETS)
     with _download_bars() as progress:
         outcome = obtain(dataset, to, mirror=mirror, progress=progress)
     if as_json:
@@ -174,6 +195,19 @@ def _dataset_as_json(dataset: Dataset) -> dict[str, Any]:
         "citation": dataset.citation,
         "conversion": dataset.conversion,
         "files": files,
+    }
+
+
+def _image_set_as_json(images: ImageSet) -> dict[str, Any]:
+    """Return what the catalogue holds about a set of images as plain data."""
+    return {
+        "name": images.name,
+        "title": images.title,
+        "licence": images.licence,
+        "citation": images.citation,
+        "files": [
+            {"url": file.url, "checksum": f"md5:{file.checksum and file.checksum.digest}"} for file in images.files
+        ],
     }
 
 

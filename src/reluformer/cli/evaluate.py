@@ -14,7 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from reluformer import __version__
-from reluformer.cli.generate import evaluate_language, is_language_run
+from reluformer.cli.generate import evaluate_language
+from reluformer.cli.images import evaluate_images
 from reluformer.cli.options import (
     AsJson,
     Beam,
@@ -28,6 +29,7 @@ from reluformer.cli.options import (
     decoding_changes,
     find_run,
     open_run,
+    task_of,
 )
 from reluformer.errors import ArgumentError, DataError, StorageError
 from reluformer.training.progress import activity, counted
@@ -77,16 +79,19 @@ def evaluate(
     and the translations to SPLIT.jsonl; --limit and --sentence-level become part of
     the names. If the run is read-only, the scores are only printed; --out FILE keeps them.
     For a language model it prints perplexity and loss by position; --limit then counts rows.
+    For an image model it prints the accuracy; --limit then counts images.
 
     Example: reluformer evaluate runs/demo/reluformer --against runs/demo/transformer
     """
     if out is not None and (out.is_dir() or out.suffix == ".jsonl"):
         raise ArgumentError(f"--out {out}: give the name of a JSON file; the translations go beside it as .jsonl")
-    if is_language_run(run):
+    task = task_of(run)
+    if task != "translation":
         given = (against, sentence_level, settings, beam is not None, length_penalty is not None, int8)
         if any(given) or device not in ("auto", "cpu"):
-            raise ArgumentError(f"{run}: a language model has no translations; give only --split, --limit and --out")
-        evaluate_language(run, split.value, limit, out, as_json)
+            kind = "a language model" if task == "language" else "an image model"
+            raise ArgumentError(f"{run}: {kind} has no translations; give only --split, --limit and --out")
+        (evaluate_language if task == "language" else evaluate_images)(run, split.value, limit, out, as_json)
         return
     against = None if against is None else find_run(against)
     open_run(run).check_recipe()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from reluformer import __version__
-from reluformer.cli.options import AsJson, RunArgument, check_model, open_run
+from reluformer.cli.options import AsJson, RunArgument, check_model, open_run, write_scores
 from reluformer.errors import StorageError
 from reluformer.training.progress import activity
 
@@ -48,11 +48,6 @@ def generate(
     for piece in pieces:
         typer.echo(piece, nl=False)
     typer.echo()
-
-
-def is_language_run(run: Path) -> bool:
-    """Return whether a run is that of a language model, by its recipe."""
-    return open_run(run).recipe_values().get("task") == "language"
 
 
 def evaluate_language(run: Path, split: str, limit: int | None, out: Path | None, as_json: bool) -> None:
@@ -94,7 +89,7 @@ def evaluate_language(run: Path, split: str, limit: int | None, out: Path | None
         typer.echo(json.dumps(content, indent=2))
     else:
         Console().print(_table(scores))
-    _write(run / "evaluation" / f"{split}.json" if out is None else out, content, required=out is not None)
+    write_scores(run / "evaluation" / f"{split}.json" if out is None else out, content, required=out is not None)
 
 
 def _prepared(run: Path) -> Path:
@@ -103,20 +98,6 @@ def _prepared(run: Path) -> Path:
     if not path.is_dir():
         raise StorageError(f"{run}: has no prepared corpus in {path}; copy it there, or train the run again")
     return path
-
-
-def _write(place: Path, content: dict[str, Any], required: bool) -> None:
-    from reluformer import files
-
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        files.write_json(place, content)
-    except (OSError, StorageError) as error:
-        if required:
-            raise StorageError(f"{place}: cannot be written: {error}; choose another file") from None
-        typer.echo(f"warning: the scores are printed only, --out FILE writes them elsewhere: {error}", err=True)
-        return
-    Console(stderr=True).print(f"Wrote {place}.", highlight=False, markup=False)
 
 
 def _table(scores: list[LanguageScores]) -> Table:

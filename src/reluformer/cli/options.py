@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -59,6 +59,28 @@ def check_inspectable(run: Path) -> None:
     check_model(run)
     if open_run(run).is_onnx:
         raise StorageError(f"{run}: an ONNX export, which only translates; give the run that it was exported from")
+
+
+def task_of(run: Path) -> str:
+    """Return the task of a run by its recipe: translation, language or images."""
+    return str(open_run(run).recipe_values().get("task", "translation"))
+
+
+def write_scores(place: Path, content: dict[str, Any], required: bool) -> None:
+    """Write scores as JSON and say so. Where that fails and is not `required`, print a warning."""
+    from rich.console import Console
+
+    from reluformer import files
+
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        files.write_json(place, content)
+    except (OSError, StorageError) as error:
+        if required:
+            raise StorageError(f"{place}: cannot be written: {error}; choose another file") from None
+        typer.echo(f"warning: the scores are printed only, --out FILE writes them elsewhere: {error}", err=True)
+        return
+    Console(stderr=True).print(f"Wrote {place}.", highlight=False, markup=False)
 
 
 def languages(run: Path) -> tuple[str, str]:

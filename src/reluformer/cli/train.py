@@ -18,7 +18,7 @@ from reluformer.cli.options import AsJson, Overrides, Plugins, RecipeFile, defau
 from reluformer.training.progress import activity, time_left
 
 if TYPE_CHECKING:
-    from reluformer.language.recipe import LanguageRecipe
+    from reluformer.loading import AnyRecipe
     from reluformer.training.fit import TrainingResult
     from reluformer.training.run import RunDirectory
     from reluformer.translation.demo import DemoOutcome
@@ -54,7 +54,7 @@ def train(
 
     if RunDirectory(config).exists:
         run, config = run or config, config / RECIPE
-    recipe: Recipe | LanguageRecipe = load_yaml(recipe_class(config), config, overrides)
+    recipe: AnyRecipe = load_yaml(recipe_class(config), config, overrides)
     if recipe.training.tensorboard:
         require_extra("tensorboard", "training.tensorboard=true")
     directory = run or default_run(config)
@@ -74,24 +74,27 @@ def train(
         raise typer.Exit(130)
 
 
-def _summary(result: TrainingResult, recipe: Recipe | LanguageRecipe) -> str:
+def _summary(result: TrainingResult, recipe: AnyRecipe) -> str:
     """Say in a sentence how the training ended, and which command comes next."""
-    minutes = result.seconds / 60
+    from reluformer.images.recipe import ImageRecipe
+
+    minutes, targets = result.seconds / 60, "images" if isinstance(recipe, ImageRecipe) else "target tokens"
     best = "" if result.best_loss is None else f", best validation loss {result.best_loss:.3f} at {result.best_step:,}"
     sentence = (
-        f"{result.status} after {result.step:,} updates ({result.reason}): {result.tokens:,.0f} target tokens in "
-        f"{minutes:.1f} minutes, {result.tokens_per_second:,.0f} tokens/s{best}."
+        f"{result.status} after {result.step:,} updates ({result.reason}): {result.tokens:,.0f} {targets} in "
+        f"{minutes:.1f} minutes, {result.tokens_per_second:,.0f} {targets.split()[-1]}/s{best}."
     )
     if result.status == "finished":
         sentence += f"\nNext: reluformer {_next_command(result.directory, recipe)}"
     return sentence
 
 
-def _next_command(directory: str, recipe: Recipe | LanguageRecipe) -> str:
+def _next_command(directory: str, recipe: AnyRecipe) -> str:
     """Return the command that makes sense after a training: an evaluation, if there is something to evaluate on."""
+    from reluformer.images.recipe import ImageRecipe
     from reluformer.language.recipe import LanguageRecipe
 
-    if recipe.data.test is not None:
+    if isinstance(recipe, ImageRecipe) or recipe.data.test is not None:
         return f"evaluate {directory}"
     if recipe.data.valid is not None:
         return f"evaluate {directory} --split valid"

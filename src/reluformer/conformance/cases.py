@@ -26,6 +26,7 @@ import reluformer as rf
 from reluformer import kernels
 from reluformer.errors import ArgumentError, nearest
 from reluformer.memory import RowStats
+from reluformer.rules import Rule
 
 Read = Callable[..., Any]
 
@@ -43,11 +44,33 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
 ENTROPY_GRADIENT_TOLERANCE = 1e-3
 
 
+VARIANTS = {"pointwise_seqlen": ("relu2", "gelu", "softplus", "identity", "relu6", "sigmoid")}
+"""Values of the first option of a rule that make another activation of it, beside its default."""
+
+
+def expanded(names: Sequence[str]) -> list[str | Rule]:
+    """Return rules by name, each followed by its variants.
+
+    Example:
+        >>> [label(rule) for rule in expanded(["relu", "pointwise_seqlen"])][:3]
+        ['relu', 'pointwise_seqlen', 'pointwise_seqlen_relu2']
+    """
+    found: list[str | Rule] = []
+    for name in names:
+        found += [name, *(rf.rules.get({"name": name, "h": h}) for h in VARIANTS.get(name, ()))]
+    return found
+
+
+def label(rule: str | Rule) -> str:
+    """Return the name of a rule, with the activation of a variant."""
+    return rule if isinstance(rule, str) else f"{rule.name}_{getattr(rule, 'h', '')}"
+
+
 @dataclass(frozen=True)
 class Case:
     """One read of the grid. Its id shows everything: relu-causal-ragged-float32-B3-H2-Q17-K17-D8."""
 
-    rule: str
+    rule: str | Rule
     pattern: str
     padding: str
     dtype: torch.dtype
@@ -77,7 +100,7 @@ class Case:
 
     def __str__(self) -> str:
         b, h, q, k, d = self.shape
-        return f"{self.rule}-{self.pattern}-{self.padding}-{str(self.dtype)[6:]}-B{b}-H{h}-Q{q}-K{k}-D{d}"
+        return f"{label(self.rule)}-{self.pattern}-{self.padding}-{str(self.dtype)[6:]}-B{b}-H{h}-Q{q}-K{k}-D{d}"
 
     def tensors(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the differentiable inputs, rounded to the dtype of the case, and the options of `read`."""
@@ -110,7 +133,7 @@ class Case:
 
 def grid(rules: Sequence[str] | None = None) -> list[Case]:
     """Return all cases of some or all rules; of the larger patterns only what small ones do not cover."""
-    cases = [Case(*choice) for choice in product(rules or rf.rules.names(), PATTERNS, PADDINGS, DTYPES)]
+    cases = [Case(*choice) for choice in product(expanded(rules or rf.rules.names()), PATTERNS, PADDINGS, DTYPES)]
     return [case for case in cases if _worthwhile(case)]
 
 
@@ -153,15 +176,14 @@ def parameters(
         stats: whether the test asks for row statistics; then bfloat16 is left out.
         mask: whether the test passes a dense mask.
     """
-    items: list[Any] = list(rules or rf.rules.names())
+    items: list[Any] = expanded(rules or rf.rules.names())
     if item == "case":
         items = [case for case in grid(rules) if not stats or _has_statistics(case)]
-    reasons = {str(each): _refusal(impl, each, stats, mask) for each in items}
-    read = [each for each in items if reasons[str(each)] is None]
+    read = [each for each in items if _refusal(impl, each, stats, mask) is None]
     if not read and (state := kernels.availability().get(impl, "")).startswith("not available: "):
         skip = pytest.mark.skip(reason=f"{impl}: {state.removeprefix('not available: ')}")
         return [pytest.param(impl, items[0], id=impl, marks=skip)]
-    return [pytest.param(impl, each, id=f"{impl}-{each}") for each in read]
+    return [pytest.param(impl, each, id=f"{impl}-{each if isinstance(each, Case) else label(each)}") for each in read]
 
 
 def _has_statistics(case: Case) -> bool:
@@ -169,7 +191,7 @@ def _has_statistics(case: Case) -> bool:
     return case.dtype is torch.float32 and not rf.rules.get(case.rule).signed
 
 
-def _refusal(impl: str, item: Case | str, stats: bool, mask: bool) -> str | None:
+def _refusal(impl: str, item: Case | Rule | str, stats: bool, mask: bool) -> str | None:
     """Return why a built-in implementation cannot read a case or rule, or None if it can."""
     if ":" in impl:
         return None

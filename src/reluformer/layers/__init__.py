@@ -26,13 +26,14 @@ from reluformer.layers.attention import (
     TokenSlots,
 )
 from reluformer.layers.feed_forward import FeedForward
-from reluformer.layers.norms import GatedRMSNorm, LearnedScale
+from reluformer.layers.norms import AffineNorm, GatedRMSNorm, LearnedScale
 from reluformer.layers.positions import Rotation, rotate, rotation, sinusoids
 from reluformer.memory import RowStats
 
 __all__ = [
     "LONGEST_MEMORY",
     "SHORTEST_MEMORY",
+    "AffineNorm",
     "Attention",
     "AttentionOptions",
     "FeedForward",
@@ -53,9 +54,12 @@ __all__ = [
 class Sublayer(nn.Module):
     """A memory in the residual stream: x + f(norm(x)), or norm(x + f(x))."""
 
-    def __init__(self, width: int, layer: FeedForward | Attention, pre_norm: bool, dropout: float) -> None:
+    def __init__(
+        self, width: int, layer: FeedForward | Attention, pre_norm: bool, dropout: float, divide: bool = True
+    ) -> None:
+        """Puts `layer` into the residual stream; `divide` says whether the norm divides by the deviation."""
         super().__init__()
-        self.norm = nn.LayerNorm(width)
+        self.norm = nn.LayerNorm(width) if divide else AffineNorm(width)
         self.layer = layer
         self.dropout = nn.Dropout(dropout)
         self.pre_norm = pre_norm

@@ -23,6 +23,16 @@ class GatedRMSNorm(nn.Module):
         return self.gain * F.rms_norm(x, x.shape[-1:], eps=1e-6) * torch.sigmoid(self.gate * x)
 
 
+class AffineNorm(nn.LayerNorm):
+    """g * (x - mean(x)) + b: a LayerNorm that does not divide by the deviation.
+
+    It is an affine map, so bounds of its input give tight bounds of its output (Shi et al., 2020).
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * (x - x.mean(-1, keepdim=True)) + self.bias
+
+
 class LearnedScale(nn.Module):
     """exp(g) * x with one learned number g, started at 0: the least that can be done about a small read."""
 

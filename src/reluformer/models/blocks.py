@@ -13,7 +13,7 @@ from reluformer.errors import ArgumentError
 from reluformer.layers import Attention, AttentionOptions, FeedForward, Rotation, SlotCache, Sublayer, TokenSlots
 from reluformer.memory import RowStats
 from reluformer.models import storage
-from reluformer.models.config import LanguageConfig, ModelConfig
+from reluformer.models.config import AnyConfig, ImageConfig
 from reluformer.rules import Rule
 
 
@@ -25,11 +25,11 @@ class Output(NamedTuple):
 
 
 class TokenModel(nn.Module):
-    """What models of tokens have in common: a configuration, their place on disk, and checks of token ids."""
+    """What all models have in common: a configuration, their place on disk, and checks of token ids."""
 
-    schema: ClassVar[type[ModelConfig] | type[LanguageConfig]]
+    schema: ClassVar[type[AnyConfig]]
     """The class of the configuration."""
-    config: ModelConfig | LanguageConfig
+    config: AnyConfig
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -70,6 +70,7 @@ class TokenModel(nn.Module):
             raise ArgumentError(
                 f"{name} must be token ids of shape (batch, length), got {tokens.dtype} of shape {tuple(tokens.shape)}"
             )
+        assert not isinstance(self.config, ImageConfig)
         if tokens.is_cpu and tokens.numel() and not torch.compiler.is_compiling():
             lowest, highest = tokens.aminmax()
             if lowest < 0 or highest >= self.config.vocab_size:
@@ -84,22 +85,23 @@ class Block(nn.Module):
 
     def __init__(
         self,
-        config: ModelConfig | LanguageConfig,
+        config: AnyConfig,
         attention: Rule,
         cross: Rule | None = None,
-        options: AttentionOptions | None = None,
+        options: AttentionOptions = AttentionOptions(),  # noqa: B008
+        causal: bool = False,
     ) -> None:
-        """Makes the block of an encoder; with `cross`, or with the `options` of a language model, of a decoder."""
+        """Makes the block of an encoder; with `cross`, or if it is `causal`, of a decoder."""
         super().__init__()
+        divide = not (isinstance(config, ImageConfig) and config.norm == "affine")
 
         def sublayer(layer: FeedForward | Attention) -> Sublayer:
-            return Sublayer(config.width, layer, config.norm == "pre", config.dropout)
+            return Sublayer(config.width, layer, config.norm != "post", config.dropout, divide)
 
         def attend(rule: Rule, causal: bool, own: AttentionOptions = AttentionOptions()) -> Sublayer:  # noqa: B008
             return sublayer(Attention(config.width, config.heads, rule, causal, config.learn_offset, own))
 
-        causal = cross is not None or options is not None
-        self.attention = attend(attention, causal, options or AttentionOptions())
+        self.attention = attend(attention, causal or cross is not None, options)
         self.cross = None if cross is None else attend(cross, causal=False)
         self.ffn = sublayer(FeedForward(config.width, config.slots, config.ffn, config.ffn_bias, config.ffn_value_std))
 

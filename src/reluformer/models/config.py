@@ -273,6 +273,96 @@ class LanguageConfig(Config):
         return cls(**values)
 
 
+class ImageConfig(Config):
+    """Everything that decides the shape and the mathematics of an `ImageModel`.
+
+    Example:
+        >>> ImageConfig(patch=2).tokens
+        196
+    """
+
+    image_size: int = Field(default=28, gt=0, le=2**14)
+    """Height and width of an image, in pixels."""
+    channels: int = Field(default=1, gt=0, le=2**10)
+    """Channels of a pixel: 1 for grey, 3 for colour."""
+    classes: int = Field(default=10, gt=1, le=2**20)
+    """Classes to tell apart."""
+    patch: int = Field(default=4, gt=0, le=2**14)
+    """Side of a square patch, which becomes a token; it divides the size of the image."""
+    pooling: Literal["mean", "class"] = "mean"
+    """What the output reads: the mean of all patches, or a token of its own."""
+    pixel_mean: float = Field(default=0.5, ge=-1e6, le=1e6)
+    """Is taken off each pixel, which lies between 0 and 1."""
+    pixel_deviation: float = Field(default=0.5, gt=0, le=1e6)
+    """Divides each pixel after that."""
+
+    width: int = Field(default=64, gt=0, le=2**16)
+    """Width of the residual stream."""
+    heads: int = Field(default=4, gt=0, le=2**16)
+    """Attention heads; they divide the width."""
+    layers: int = Field(default=4, ge=0, le=1000)
+    """Blocks."""
+    slots: int = Field(default=256, gt=0, le=2**22)
+    """Learned slots of each feed-forward memory (the FFN's hidden width)."""
+
+    attention: RuleField = rules.PointwiseSeqlen()
+    """Rule of the self-attention."""
+    ffn: RuleField = rules.ReluPlain()
+    """Rule of the feed-forward layers."""
+    qk_norm: bool = True
+    """RMS norms of queries and keys in each head."""
+    output_gate: bool = False
+    """What a head reads is normed, and all heads are multiplied by a gate of the token."""
+    learn_offset: bool = False
+    """Each head learns a number that is added to its scores. Row-wise rules have none."""
+
+    norm: Literal["pre", "post", "affine"] = "pre"
+    """LayerNorm before each sublayer, or after its residual sum; `affine` stands before and does not divide by the
+    deviation, so that bounds pass it without loss."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """On embeddings and sublayer outputs, never on weights."""
+    ffn_bias: bool | None = None
+    """As in `ModelConfig`."""
+    ffn_value_std: float | None = Field(default=None, gt=0, le=1e6, examples=[0.05])
+    """As in `ModelConfig`."""
+    checkpoint_activations: bool = False
+    """Recompute each block in the backward pass instead of keeping its activations."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.image_size % self.patch:
+            raise ValueError(
+                f"patch={self.patch} does not divide image_size={self.image_size}; use a divisor, as 4 for 28"
+            )
+        if self.width % self.heads:
+            raise ValueError(f"heads={self.heads} does not divide width={self.width}; change one of them")
+        if self.learn_offset and self.attention.shift_invariant:
+            raise ValueError("learn_offset=true makes no difference to row-wise rules such as softmax; drop it")
+        if getattr(self.ffn, "learn_gamma", False) or getattr(self.ffn, "learn_sink", False):
+            raise ValueError(
+                "ffn: what a rule learns for each head is for attention; drop it for the feed-forward memory"
+            )
+        return self
+
+    @property
+    def patches(self) -> int:
+        """Patches of an image."""
+        return (self.image_size // self.patch) ** 2
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of an image: its patches, and the class token if there is one."""
+        return self.patches + (self.pooling == "class")
+
+    def rules(self) -> tuple[Rule, ...]:
+        """Returns the rule of the feed-forward memory, then that of attention."""
+        return self.ffn, self.attention
+
+
+AnyConfig = ModelConfig | LanguageConfig | ImageConfig
+"""The configuration of any model."""
+
+
 _SIZES: dict[str, dict[str, Any]] = {
     # for two cores
     "tiny": dict(width=192, heads=4, encoder_layers=3, decoder_layers=3, slots=768, dropout=0.1),

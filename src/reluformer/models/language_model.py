@@ -88,7 +88,9 @@ class LanguageModel(TokenModel):
             self.embedding if config.tied_embeddings else nn.Embedding(config.vocab_size, config.width)
         )
         self.dropout = nn.Dropout(config.dropout)
-        self.decoder = nn.ModuleList(Block(config, config.attention, options=options) for _ in range(config.layers))
+        self.decoder = nn.ModuleList(
+            Block(config, config.attention, options=options, causal=True) for _ in range(config.layers)
+        )
         self.decoder_norm = nn.LayerNorm(config.width) if config.norm == "pre" else nn.Identity()
         for embedding in dict.fromkeys((self.embedding, self.output_embedding)):
             nn.init.normal_(embedding.weight, std=config.width**-0.5)

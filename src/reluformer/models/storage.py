@@ -25,24 +25,23 @@ from reluformer.config import Config
 from reluformer.errors import ArgumentError, ConfigError, StorageError, nearest
 from reluformer.models import CONFIG as CONFIG
 from reluformer.models import WEIGHTS as WEIGHTS
-from reluformer.models.config import LanguageConfig, ModelConfig
+from reluformer.models.config import AnyConfig, ImageConfig, LanguageConfig, ModelConfig
 
 C = TypeVar("C", bound=Config)
 
 FORMAT = 1
 KIND = "reluformer"
-SCHEMAS: dict[str, type[ModelConfig] | type[LanguageConfig]] = {
+SCHEMAS: dict[str, type[AnyConfig]] = {
     "encoder_decoder": ModelConfig,
     "language_model": LanguageConfig,
+    "image_model": ImageConfig,
 }
 """The configuration of each kind of model, by what config.json calls it."""
 _FLOATING = ("F64", "F32", "F16", "BF16")
 """The types of weights that a model may have, by their names in safetensors files."""
 
 
-def save(
-    directory: Path, config: ModelConfig | LanguageConfig, state: Mapping[str, Tensor], tokenizer: str | None = None
-) -> None:
+def save(directory: Path, config: AnyConfig, state: Mapping[str, Tensor], tokenizer: str | None = None) -> None:
     """Writes a model; shared tensors are written once.
 
     Args:
@@ -63,8 +62,8 @@ def save(
         model = config.model_dump(mode="json")
         checksum = hashlib.sha256(weights).hexdigest()
         content = {"format": FORMAT, "kind": KIND, "model": model, "tokenizer": tokenizer, "weights": checksum}
-        if isinstance(config, LanguageConfig):  # what has no such key is an encoder-decoder
-            content["architecture"] = "language_model"
+        if not isinstance(config, ModelConfig):  # what has no such key is an encoder-decoder
+            content["architecture"] = next(name for name, schema in SCHEMAS.items() if schema is type(config))
         files.write_json(directory / CONFIG, content)
     except (ArgumentError, StorageError, SafetensorError) as error:
         raise StorageError(f"cannot save the model: {error}") from None
@@ -98,7 +97,7 @@ def load_config(directory: Path, schema: type[C] = ModelConfig) -> C:  # type: i
     values, found = _content(directory).get("model"), architecture(directory)
     if SCHEMAS[found] != schema:
         wanted = next(name for name, other in SCHEMAS.items() if other is schema)
-        use = "generate" if found == "language_model" else "translate"
+        use = {"language_model": "generate", "image_model": "evaluate"}.get(found, "translate")
         raise StorageError(
             f"{directory}: holds a model of the kind {found}, not {wanted}; give a directory of that kind, or use "
             f"`reluformer {use}`"

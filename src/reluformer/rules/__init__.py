@@ -9,6 +9,7 @@ number of visible slots); a *row-wise* rule looks at the whole row.
     relu          ReLU(s_j) / (gamma * sqrt(n / 2))
     relu_plain    ReLU(s_j)
     relu_seqlen   ReLU(s_j) / n^alpha
+    pointwise_seqlen   h(s_j) / n^alpha, h one of relu, relu2, gelu, softplus, identity, relu6, sigmoid
     relu2         ReLU(s_j)^2 / (gamma * sqrt(3 n / 2))
     rela          as relu_plain                           gated RMS norm
     sigmoid       sigmoid(s_j - log n)
@@ -56,6 +57,7 @@ from reluformer.rules.base import (
 )
 from reluformer.rules.builtin import (
     Entmax15,
+    PointwiseSeqlen,
     Polynomial,
     RectifiedExp,
     Rela,
@@ -88,6 +90,7 @@ __all__ = [
     "Level",
     "OutputNorm",
     "Pointwise",
+    "PointwiseSeqlen",
     "Polynomial",
     "RectifiedExp",
     "Rela",

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from reluformer.errors import ArgumentError
+from reluformer.errors import ArgumentError, nearest
 from reluformer.rules.base import Formulated, OutputNorm, Pointwise, RowCentered, RowNormalized, Rowwise, positive
-from reluformer.rules.formula import HIGHEST, Formula, Level, visible_only
+from reluformer.rules.formula import HIGHEST, Activation, Formula, Level, visible_only
 from reluformer.rules.projections import hide, project
 from reluformer.rules.registry import register
 
@@ -64,6 +66,58 @@ class ReluSeqlen(ReluPlain):
 
     def formula(self) -> Formula | None:
         return Formula("relu", exponent=self.alpha)
+
+
+SeqlenActivation = Literal["relu", "relu2", "gelu", "softplus", "identity", "relu6", "sigmoid"]
+"""The activations h that were tried in vision transformers."""
+GELU_TURN = -0.7517915246935645
+"""Where GELU is least."""
+_SEQLEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "relu2": lambda scores: torch.relu(scores).square(),
+    "gelu": F.gelu,
+    "softplus": F.softplus,
+    "identity": lambda scores: scores,
+    "relu6": lambda scores: scores.clamp(0, 6),
+    "sigmoid": torch.sigmoid,
+}
+_SEQLEN_FORMULAS: dict[str, Activation] = {"relu": "relu", "relu2": "relu_squared", "sigmoid": "sigmoid"}
+
+
+@register("pointwise_seqlen")
+@dataclass(frozen=True)
+class PointwiseSeqlen(Pointwise):
+    """h(s) / n^alpha, the family that was tried in vision transformers (Wortsman et al., 2023).
+
+    With `relu` it is `relu_seqlen`, which takes no alpha of 0. Weights of `gelu` and `identity` may be negative.
+    """
+
+    h: SeqlenActivation = "relu"
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.h not in _SEQLEN:
+            raise ArgumentError(f"rule 'pointwise_seqlen': h is {self.h!r}; {nearest(str(self.h), _SEQLEN)}")
+        if not self.alpha >= 0:
+            raise ArgumentError(f"rule 'pointwise_seqlen': alpha must not be negative, got {self.alpha}; 1 is usual")
+
+    @property
+    def signed(self) -> bool:  # type: ignore[override]
+        return self.h in ("gelu", "identity")
+
+    @property
+    def turning(self) -> tuple[float, ...]:  # type: ignore[override]
+        return (GELU_TURN,) if self.h == "gelu" else ()
+
+    def activate(self, scores: Tensor, n: Tensor) -> Tensor:
+        return _SEQLEN[self.h](scores)
+
+    def row_scale(self, n: Tensor) -> Tensor | None:
+        return None if self.alpha == 0 else n**-self.alpha
+
+    def formula(self) -> Formula | None:
+        known = _SEQLEN_FORMULAS.get(self.h)
+        return super().formula() if known is None else Formula(known, exponent=self.alpha)
 
 
 @register("relu2")

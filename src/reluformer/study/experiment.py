@@ -22,7 +22,7 @@ from reluformer.study import measures
 
 Scale = Literal["quick", "small", "paper"]
 SCALES: tuple[Scale, ...] = ("quick", "small", "paper")
-Kind = Literal["training", "language", "recall", "reads", "speed"]
+Kind = Literal["training", "language", "recall", "reads", "interval", "regions", "images", "speed"]
 Changes = dict[str, Any]
 """Dotted keys of a setting and their new values, as in {"model.ffn": "softmax"}."""
 
@@ -151,7 +151,7 @@ class Figure(Config):
     title: str
     caption: str = ""
     part: str
-    kind: Literal["points", "lines", "curve", "series", "reads", "map", "table"]
+    kind: Literal["points", "lines", "curve", "series", "reads", "map", "pictures", "table"]
     metric: str | list[str]
     x: str | None = None
     """The axis along the bottom of `lines`, whose labels are numbers; the metric along the bottom of a `curve`."""

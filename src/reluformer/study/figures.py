@@ -34,10 +34,16 @@ NUMBERS = {
     "entmax15": 40,
     "relu_exp": 60,
     "relu_regularized": 2,
-    "relu_chance": 21,
+    "relu_chance": 65,
     "softpick": 22,
     "scalable_softmax": 23,
-    "relu_norm": 20,
+    "relu_norm": 31,
+    "relu 1": 1,
+    "relu 0": 3,
+    "gelu": 2,
+    "softplus": 7,
+    "identity": 5,
+    "relu6": 6,
     "softmax_sqrt": 13,
     "softmax_scaled": 19,
     "relu_ln": 17,
@@ -63,10 +69,10 @@ def figure_data(figure: Figure, experiment: str, results: Results) -> dict[str, 
     if figure.kind == "table":
         return None
     panels = _PANELS[figure.kind](figure, experiment, results)
-    panels = [panel for panel in panels if panel.get("series") or panel.get("weights")]
+    panels = [panel for panel in panels if panel.get("series") or panel.get("weights") or panel.get("pixels")]
     if not panels:
         return None
-    shown = "dots" if figure.kind == "points" else "map" if figure.kind == "map" else "lines"
+    shown = "dots" if figure.kind == "points" else "map" if figure.kind in ("map", "pictures") else "lines"
     log = {"log_x": "x" in figure.log, "log_y": "y" in figure.log}
     return {
         "kind": shown,
@@ -177,6 +183,8 @@ def _series(figure: Figure, experiment: str, results: Results) -> list[dict[str,
             if by_x:
                 points = [point(x, values, "y" in figure.log) for x, values in by_x.items()]
                 panel["series"].append({"label": label, "points": points})
+            if by_x and known.theory is not None:
+                panel["series"][-1]["theory"] = known.theory(next(iter(seeds)))
             if by_x and known.ceiling is not None:
                 panel["ceiling"] = known.ceiling(next(iter(seeds)))
     return list(panels.values())
@@ -213,7 +221,26 @@ def _maps(figure: Figure, experiment: str, results: Results) -> list[dict[str, A
     return panels
 
 
-_PANELS = {"points": _dots, "lines": _lines, "curve": _curves, "series": _series, "reads": _reads, "map": _maps}
+def _pictures(figure: Figure, experiment: str, results: Results) -> list[dict[str, Any]]:
+    """Returns a panel for each picture that the runs drew themselves, with its pixels."""
+    panels = []
+    for place in results.places(experiment, figure.part):
+        for found in results.at(experiment, figure.part, place).values():
+            for own in found.values():
+                for slots, pixels in own.get("pictures", {}).items():
+                    panels.append({"title": f"{next(iter(place.values()))}, {slots} slots", "pixels": pixels})
+    return panels
+
+
+_PANELS = {
+    "points": _dots,
+    "lines": _lines,
+    "curve": _curves,
+    "series": _series,
+    "reads": _reads,
+    "map": _maps,
+    "pictures": _pictures,
+}
 
 
 # ------------------------------------------------------------------ drawing
@@ -323,6 +350,10 @@ def _draw_dots(axis: Any, panel: Mapping[str, Any], data: Mapping[str, Any]) -> 
 
 
 def _draw_map(axis: Any, panel: Mapping[str, Any], data: Mapping[str, Any]) -> None:
+    if "pixels" in panel:
+        axis.imshow(panel["pixels"], interpolation="nearest", aspect="equal", origin="lower")
+        axis.set_axis_off()
+        return
     axis.imshow(panel["weights"], cmap="Greys", vmin=0, vmax=1, interpolation="nearest", aspect="equal")
     axis.set(xlabel="token read", ylabel="token reading")
 

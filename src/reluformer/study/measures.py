@@ -54,6 +54,8 @@ class Series:
     points: Callable[[ResultsOfRuns], Points]
     ceiling: Callable[[ResultsOfRuns], Points] | None = None
     """The best possible values, which are the same for all cells of a panel."""
+    theory: Callable[[ResultsOfRuns], Points] | None = None
+    """The line of theory."""
 
 
 def value(name: str, results: ResultsOfRuns) -> float | None:
@@ -233,6 +235,57 @@ def _mapped(*keys: str) -> Callable[[ResultsOfRuns], float | None]:
     return of
 
 
+def _of_test(key: str) -> Callable[[ResultsOfRuns], float | None]:
+    """Returns a number of an image model on the test images; the accuracy of one that diverged is infinitely bad."""
+
+    def of(results: ResultsOfRuns) -> float | None:
+        own = _own(results)
+        if own.get("status") == "diverged":
+            return -math.inf if key == "accuracy" else None
+        found: float | None = own.get("test", {}).get(key)
+        return found
+
+    return of
+
+
+def _accuracy_by_step(results: ResultsOfRuns) -> Points:
+    return [(point["step"], point["accuracy"]) for point in _own(results).get("valid", [])]
+
+
+def _of_points(kind: str, x: str, y: str) -> Callable[[ResultsOfRuns], Points]:
+    """Returns one column of the measured points of an interval against another."""
+    return lambda results: [(point[x], point[y]) for point in _own(results).get(kind, [])]
+
+
+def _beside_theory(kind: str, key: str) -> Callable[[ResultsOfRuns], float | None]:
+    """Returns the largest difference between measurement and theory, as a share of theory."""
+
+    def of(results: ResultsOfRuns) -> float | None:
+        points = _own(results).get(kind, [])
+        return max((abs(p[key] / p[f"{key}_theory"] - 1) for p in points), default=None)
+
+    return of
+
+
+def _at_scale(key: str) -> Callable[..., float | None]:
+    """Returns a number of an output at one scale of its scores."""
+    return lambda results, scale: next(
+        (p[key] for p in _own(results).get("scales", []) if p["scale"] == float(scale)), None
+    )
+
+
+def _by_size(key: str) -> Callable[..., float | None]:
+    """Returns a number of regions learned by so many slots."""
+    return lambda results, slots: _own(results).get(key, {}).get(slots)
+
+
+def _error_left(results: ResultsOfRuns) -> float | None:
+    """Returns the error of the largest memory as a share of that of the smallest."""
+    errors = _own(results).get("errors", {})
+    sizes = sorted(errors, key=int)
+    return errors[sizes[-1]] / errors[sizes[0]] if sizes else None
+
+
 MEASURES: dict[str, Measure] = {
     "loss": Measure("validation cross-entropy, nats a token", _loss, "lower", 1.0, relative=True, beside="bleu"),
     "bleu": Measure("BLEU", _translated("bleu"), margin=0.5, digits=2),
@@ -281,6 +334,17 @@ MEASURES: dict[str, Measure] = {
     "needles_found": Measure("needles found, share", _of_context("needle", -math.inf)),
     "context_zeros": Measure("zero weights, share", _of_context("zeros")),
     "pairs_skipped": Measure("pairs skipped, share", _of_context("skipped")),
+    "test_accuracy": Measure("accuracy on the test images", _of_test("accuracy"), margin=0.01, digits=4),
+    "image_zeros": Measure("zero attention weights, share", _of_test("zero_fraction")),
+    "l1_beside_theory": Measure("L1 error away from theory, share", _beside_theory("widths", "l1"), "lower"),
+    "largest_beside_theory": Measure(
+        "largest error away from theory, share", _beside_theory("widths", "largest"), "lower"
+    ),
+    "scale_beside_theory": Measure("L1 error away from theory, share", _beside_theory("scales", "l1"), "lower"),
+    "zeros_at_scale": Measure("zeros among the weights of the classes, share", _at_scale("zeros")),
+    "l1_error": Measure("L1 error", _by_size("errors"), "lower", margin=0.01, digits=4),
+    "class_zeros": Measure("zeros among the weights of the classes, share", _by_size("zeros")),
+    "error_left": Measure("L1 error of the largest memory / of the smallest", _error_left, "lower"),
     "map_zeros": Measure("weights that are exactly zero", _mapped("zero_fraction")),
 }
 
@@ -376,5 +440,26 @@ SERIES: dict[str, Series] = {
     "loss_by_context_position": Series("cross-entropy", "position below", _loss_by_context_position),
     "d_bleu_by_length": Series("d-BLEU", "source tokens", _of_translations("d_bleu_by_length")),
     "terms_by_distance": Series("right terms", "sentences back", _of_translations("term_by_distance")),
+    "accuracy_by_step": Series("accuracy on the validation images", "update", _accuracy_by_step),
+    "l1_by_width": Series(
+        "L1 error",
+        "width of a ramp",
+        _of_points("widths", "width", "l1"),
+        theory=_of_points("widths", "width", "l1_theory"),
+    ),
+    "largest_by_width": Series(
+        "largest error",
+        "width of a ramp",
+        _of_points("widths", "width", "largest"),
+        theory=_of_points("widths", "width", "largest_theory"),
+    ),
+    "l1_by_scale": Series(
+        "L1 error",
+        "scale of the scores",
+        _of_points("scales", "scale", "l1"),
+        theory=_of_points("scales", "scale", "l1_theory"),
+    ),
+    "l1_by_slots": Series("L1 error", "slots", _tested("errors")),
+    "class_zeros_by_slots": Series("weights exactly zero", "slots", _tested("zeros")),
     "pronouns_by_distance": Series("right pronouns", "sentences back", _of_translations("pronoun_by_distance")),
 }

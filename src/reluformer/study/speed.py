@@ -164,7 +164,7 @@ PATIENCE = 90.0
 """After this many seconds, the remaining kinds of runs are assumed to be like the nearest measured one."""
 STEP = 8
 """Kinds are measured in rounds, every STEP-th in a round, so that each soon has a measured one near it."""
-OTHER_SECONDS = {EVALUATION: 120.0, "reads": 5.0, "speed": 300.0}
+OTHER_SECONDS = {EVALUATION: 120.0, "reads": 5.0, "interval": 5.0, "regions": 60.0, "images": 300.0, "speed": 300.0}
 """The assumed duration of runs that are not measured."""
 
 

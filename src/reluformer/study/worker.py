@@ -25,7 +25,15 @@ from typing import Any
 from reluformer import files, rules
 from reluformer.environment import circumstances
 from reluformer.errors import ReluformerError, StorageError
-from reluformer.study import evaluation, language_models, speed, synthetic, trainings
+from reluformer.study import (
+    approximation,
+    evaluation,
+    language_models,
+    speed,
+    synthetic,
+    trainings,
+    vision,
+)
 from reluformer.study.measures import EVALUATION
 from reluformer.study.plan import Run
 from reluformer.study.results import StudyDirectory
@@ -42,6 +50,9 @@ KINDS: dict[str, Callable[[Run, Context], dict[str, Any]]] = {
     "language": language_models.run,
     "recall": synthetic.run_recall,
     "reads": synthetic.run_reads,
+    "interval": approximation.run_interval,
+    "regions": approximation.run_regions,
+    "images": vision.run_images,
     "speed": speed.run,
 }
 

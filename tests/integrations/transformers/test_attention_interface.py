@@ -36,6 +36,7 @@ PLAIN: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "relu": lambda s, n, visible: s.clamp_min(0) / (n / 2).sqrt(),
     "relu_plain": lambda s, n, visible: s.clamp_min(0),
     "relu_seqlen": lambda s, n, visible: s.clamp_min(0) / n,
+    "pointwise_seqlen": lambda s, n, visible: s.clamp_min(0) / n,
     "relu2": lambda s, n, visible: s.clamp_min(0) ** 2 / (1.5 * n).sqrt(),
     "sigmoid": lambda s, n, visible: 1 / (1 + torch.exp(-s) * n),
     "relu_norm": lambda s, n, visible: (

@@ -93,10 +93,10 @@ def _files(number: int) -> str:
     return f"{number} file{'s' if number != 1 else ''}"
 
 
-def find(name: str) -> Dataset:
-    """Returns the set called `name`; raises `UnknownNameError` if there is none."""
+def find(name: str, others: Iterable[str] = ()) -> Dataset:
+    """Returns the set called `name`; raises `UnknownNameError`, which also names the `others`, if there is none."""
     if name not in DATASETS:
-        raise UnknownNameError(f"unknown set '{name}'; {nearest(name, DATASETS)}")
+        raise UnknownNameError(f"unknown set '{name}'; {nearest(name, [*DATASETS, *others])}")
     return DATASETS[name]
 
 

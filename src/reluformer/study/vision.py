@@ -1,0 +1,84 @@
+"""A run that trains an image model: its images, its recipe, and its accuracy on the test images.
+
+The images of the study are in one folder, DATA/fashion-mnist, as `reluformer data get` writes them. Without it those of
+Debian's package dataset-fashion-mnist are used, which are the same. Gratings need no files.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from reluformer import images
+from reluformer.errors import DataError
+from reluformer.images.recipe import ImageRecipe
+from reluformer.images.scoring import evaluate, images_of
+from reluformer.study.plan import Run
+from reluformer.study.trainings import Context, InterruptedRunError, StudyProgress, rounded
+from reluformer.training.objective import DivergedError
+from reluformer.training.run import RunDirectory
+
+PACKAGED = Path("/usr/share/datasets/fashion-mnist")
+"""Where Debian's package dataset-fashion-mnist puts the files."""
+
+
+def run_images(run: Run, context: Context) -> dict[str, Any]:
+    """Train an image model; returns its accuracy on the test images and its validation by step."""
+    recipe = recipe_of(run, context.data)
+    directory = RunDirectory(context.study.training(run))
+    if directory.status.get("status") != "diverged":  # else it was stopped before it could report that
+        try:
+            result = images.train(recipe, directory.path, progress=StudyProgress(context.report))
+            if result.status == "interrupted":
+                raise InterruptedRunError(f"interrupted after update {result.step}")
+        except DivergedError as error:
+            print(error, flush=True)
+    status = directory.status
+    if status["status"] != "finished":
+        return {"status": "diverged", **{key: status.get(key) for key in ("message", "step", "layer")}}
+    scores = evaluate(images.load(directory.path), images_of(directory.path, "test"))
+    shutil.rmtree(directory.path / "checkpoints", ignore_errors=True)
+    shutil.rmtree(directory.best, ignore_errors=True)
+    return {
+        "status": "finished",
+        "lr": recipe.training.lr,
+        "test": {key: rounded(value) for key, value in scores.to_dict().items() if key != "seconds"},
+        "valid": [
+            {"step": event["step"], "loss": rounded(event["loss"]), "accuracy": rounded(event["accuracy"])}
+            for event in directory.log.events("valid")
+        ],
+        "training_seconds": rounded(status["result"]["seconds"]),
+        "parameters": status["result"]["parameters"],
+    }
+
+
+def recipe_of(run: Run, root: Path | None) -> ImageRecipe:
+    """Returns the recipe of a run with the folder of its images.
+
+    Raises:
+        DataError: The folder is missing.
+    """
+    content = run.content
+    data = dict(content["data"])
+    if "gratings" not in data:
+        data["directory"] = str(find_images(str(content["dataset"]), root))
+    training = {**content["training"], "keep_checkpoints": 1}
+    sections = {"task": "images", "data": data, "model": content["model"], "training": training}
+    return ImageRecipe.parse(sections, where=f"run {run.address}")
+
+
+def find_images(name: str, root: Path | None) -> Path:
+    """Returns the folder of a set of images.
+
+    Raises:
+        DataError: It is neither in the folder `root` nor installed.
+    """
+    folders = [*([root / name] if root is not None else []), *([PACKAGED] if name == PACKAGED.name else [])]
+    found = next((folder for folder in folders if folder.is_dir()), None)
+    if found is None:
+        looked = ", ".join(map(str, folders)) or "no folder"
+        raise DataError(
+            f"the set '{name}' is needed and not in {looked}; `reluformer data get {name} --to DATA`, --data"
+        )
+    return found
