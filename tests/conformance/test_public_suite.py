@@ -111,3 +111,11 @@ def test_an_implementation_that_does_not_exist() -> None:
         implementation("math:none")
     with pytest.raises(ArgumentError, match="--impl no_such_module:f: No module named 'no_such_module'"):
         implementation("no_such_module:f")
+    with pytest.raises(ArgumentError, match=r"--impl spda: did you mean 'sdpa'.*or PACKAGE:FUNCTION"):
+        implementation("spda")
+
+
+def test_an_implementation_that_does_not_exist_is_wrong_use(tmp_path: Path) -> None:
+    result = run_suite(tmp_path, "best")
+    assert result.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "module 'my_kernels' has no function 'best'" in result.stderr

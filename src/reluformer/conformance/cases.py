@@ -207,6 +207,8 @@ def _refusal(impl: str, item: Case | Rule | str, stats: bool, mask: bool) -> str
 def implementation(name: str) -> Read:
     """Return `read` with a built-in implementation, or a function of a package or of the current folder."""
     if ":" not in name:
+        if name not in kernels.IMPLEMENTATIONS:
+            raise ArgumentError(f"--impl {name}: {nearest(name, kernels.IMPLEMENTATIONS)}, or PACKAGE:FUNCTION")
         return partial(rf.read, impl=name)
     if name in functions:
         return functions[name]
@@ -217,6 +219,8 @@ def implementation(name: str) -> Read:
         found = getattr(importlib.import_module(module), function, None)
     except ModuleNotFoundError as error:
         raise ArgumentError(f"--impl {name}: {error}; run pytest in the folder that holds it") from None
+    except Exception as error:
+        raise ArgumentError(f"--impl {name}: cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise ArgumentError(f"--impl {name}: module '{module}' has no function '{function}'")
     return found  # type: ignore[no-any-return]

@@ -29,6 +29,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "reads(stats, mask): what a test of reluformer.conformance asks of read()")
+    if config.getoption("--impl"):
+        _check_implementations(config)
     if config.getoption("--rules") is not None:
         _check_rules(config)
 
@@ -46,6 +48,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         item = "case" if "case" in metafunc.fixturenames else "rule"
         found = [parameter for impl in chosen for parameter in parameters(impl, item, rules, **options)]
         metafunc.parametrize(("impl_name", item), found)
+
+
+def _check_implementations(config: pytest.Config) -> None:
+    """Raise a usage error, which ends pytest with exit code 4, if an implementation does not exist."""
+    import pytest
+
+    from reluformer.conformance.cases import implementation
+    from reluformer.errors import ArgumentError
+
+    for impl in config.getoption("--impl"):
+        try:
+            implementation(impl)
+        except ArgumentError as refusal:
+            raise pytest.UsageError(str(refusal)) from None
 
 
 def _check_rules(config: pytest.Config) -> None:
