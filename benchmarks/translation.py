@@ -52,6 +52,8 @@ SENTENCES = {1: 100, 16: 320, 64: 640}
 SLOW = {1: 10, 16: 32, 64: 64}
 FILE = 0
 """The batch size that stands for the whole file."""
+REST = 0.3
+"""Seconds before a turn: OpenMP's threads of the system before spin for 0.2 s, and would take a core from this one."""
 
 
 @dataclass
@@ -73,7 +75,8 @@ class Contestant:
         counts = SLOW if self.slow else SENTENCES
         sources = sources[: counts.get(batch, 128 if self.slow else len(sources))]
         step, times = batch or len(sources), []
-        self.translate(sources[:2])  # the caches and threads are those of the system before
+        time.sleep(REST)
+        self.translate(sources[:2])  # the caches are those of the system before
         for start in range(0, len(sources), step):
             rows = sources[start : start + step]
             started = time.perf_counter()

@@ -104,7 +104,8 @@ def _ctranslate2_spec(model: ReLUFormer, ctranslate2: Any) -> Any:
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    return np.ascontiguousarray(tensor.detach().float().numpy())
+    """A copy: CTranslate2 scales what it is given in place."""
+    return np.array(tensor.detach().float().numpy())
 
 
 def _norm(spec: Any, norm: Any) -> None:
