@@ -39,7 +39,7 @@ def refusal(model: ReLUFormer) -> str | None:
 
 
 def ctranslate2_of(model: ReLUFormer, compute_type: str, threads: int, beam: int, together: int = 0) -> System:
-    """CTranslate2; `together` is the size of its own batches, 0 takes what it is given as one."""
+    """CTranslate2; `together` is the size of its own batches, which its threads take in turns; 0 is a single batch."""
     import ctranslate2
 
     words = [f"w{number}" for number in range(model.config.vocab_size)]
@@ -53,8 +53,9 @@ def ctranslate2_of(model: ReLUFormer, compute_type: str, threads: int, beam: int
     spec.optimize(quantization=compute_type)
     with tempfile.TemporaryDirectory() as directory:
         spec.save(directory)
+        workers, each = (threads, 1) if together else (1, threads)
         translator = ctranslate2.Translator(
-            directory, compute_type=compute_type, inter_threads=1, intra_threads=threads
+            directory, compute_type=compute_type, inter_threads=workers, intra_threads=each
         )
     numbers = {word: number for number, word in enumerate(words)}
 
