@@ -78,11 +78,23 @@ INLINE float greatest_lane(Vector most) {
     return found;
 }
 
+// Calls visit(chain, vector) for the vectors of `x` up to `count`, where chains go round from 0 to 3: sums of one chain
+// wait for each other, those of four do not.
+template <class Visit>
+INLINE void in_four_chains(const float* x, int64_t count, const Visit& visit) {
+    int64_t t = 0;
+    for (; t + 4 * LANES <= count; t += 4 * LANES)
+#pragma GCC unroll 4
+        for (int chain = 0; chain < 4; ++chain) visit(chain, load(x + t + chain * LANES));
+    for (; t < count; t += LANES) visit(0, load(x + t));
+}
+
 // Of whole vectors.
 INLINE float greatest(const float* x, int64_t count) {
-    Vector most = load(x);
-    for (int64_t t = LANES; t < count; t += LANES) most = larger(load(x + t), most);
-    return greatest_lane(most);
+    Vector most[4];
+    most[0] = most[1] = most[2] = most[3] = load(x);
+    in_four_chains(x, count, [&](int chain, Vector part) { most[chain] = larger(part, most[chain]); });
+    return greatest_lane(larger(larger(most[0], most[1]), larger(most[2], most[3])));
 }
 
 INLINE void multiply(float* x, int64_t count, float factor) {
@@ -110,17 +122,6 @@ INLINE void add_above(float* out, const float* values, int64_t width, const int3
     if (i < count)
         for (int c = 0; c < C; ++c) even[c] += weights[i] * load(value(i) + c * LANES);
     for (int c = 0; c < C; ++c) store(out + c * LANES, (even[c] + odd[c]) * factor);
-}
-
-// Calls visit(chain, vector) for the vectors of `x` up to `count`, where chains go round from 0 to 3: sums of one chain
-// wait for each other, those of four do not.
-template <class Visit>
-INLINE void in_four_chains(const float* x, int64_t count, const Visit& visit) {
-    int64_t t = 0;
-    for (; t + 4 * LANES <= count; t += 4 * LANES)
-#pragma GCC unroll 4
-        for (int chain = 0; chain < 4; ++chain) visit(chain, load(x + t + chain * LANES));
-    for (; t < count; t += LANES) visit(0, load(x + t));
 }
 
 // The level of a row of READ_RELU_EXP; scores have room for a whole vector.
@@ -207,7 +208,7 @@ INLINE void weigh_softmax(float* scores, int64_t count) {
     fill_up(scores, count, most - 100.0f);
     Vector sums{};
     for (int64_t t = 0; t < count; t += LANES) {
-        const Vector power = exponential(load(scores + t) - most);
+        const Vector power = exponential_of_negative(load(scores + t) - most);
         store(scores + t, power);
         sums += power;
     }

@@ -270,9 +270,9 @@ class Pass {
                     sums[r] *= exponential(filled(most[r] - here))[0];
                     most[r] = here;
                 }
-                Vector parts{};
-                for (int64_t t = 0; t < size; t += LANES) parts += exponential(load(logits + t) - most[r]);
-                sums[r] += total(parts);
+                Vector parts[4] = {};
+                in_four_chains(logits, size, [&](int chain, Vector x) { parts[chain] += exponential_of_negative(x - most[r]); });
+                sums[r] += total((parts[0] + parts[1]) + (parts[2] + parts[3]));
                 if (first == 0) {
                     if (TOKEN_END < size) following[r].end = logits[TOKEN_END];
                     if (TOKEN_SEPARATOR < size) following[r].separator = logits[TOKEN_SEPARATOR];
@@ -280,7 +280,8 @@ class Pass {
                         if (token < size) logits[token] = -INFINITY;
                     if (!following[r].separates && TOKEN_SEPARATOR < size) logits[TOKEN_SEPARATOR] = -INFINITY;
                 }
-                keep_best(logits, size, first, k, following[r].values, following[r].tokens);
+                if (!(here <= following[r].values[k - 1]))
+                    keep_best(logits, size, first, k, following[r].values, following[r].tokens);
             }
         }
         for (int64_t r = 0; r < rows_; ++r) {

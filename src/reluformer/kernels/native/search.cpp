@@ -13,7 +13,7 @@
 namespace {
 
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
-constexpr size_t ROWS_TOGETHER = 96;       // of a pass: more of them would leave the nearest caches
+constexpr size_t ROWS_TOGETHER = 64;        // of a pass: more of them would leave the nearest caches
 constexpr size_t TOKENS_TOGETHER = 512;    // of sources and prefixes that are read in one pass, unless one is longer
 constexpr int64_t FORGOTTEN_AT_ONCE = 64;  // slots without descendants are worth a move when they are that many
 

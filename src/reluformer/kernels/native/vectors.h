@@ -92,8 +92,8 @@ INLINE Vector exponential_within(Vector x) {
     return reinterpret_cast<Vector>(reinterpret_cast<Integers>(p) + (reinterpret_cast<Integers>(shifted) << 23));  // 2^n p
 }
 
-// The same for any x, which is cut to that range.
-INLINE Vector exponential(Vector x) {
-    x = (x < -87.0f) ? filled(-87.0f) : x;
-    return exponential_within((x > 88.0f) ? filled(88.0f) : x);
-}
+// The same for any x below 88, which is cut to that range.
+INLINE Vector exponential_of_negative(Vector x) { return exponential_within((x < -87.0f) ? filled(-87.0f) : x); }
+
+// The same for any x.
+INLINE Vector exponential(Vector x) { return exponential_of_negative((x > 88.0f) ? filled(88.0f) : x); }
