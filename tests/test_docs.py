@@ -118,9 +118,12 @@ def test_the_readme_is_short() -> None:
 
 
 def test_the_findings_of_the_readme_are_those_of_the_study() -> None:
-    """Each verdict is the published one, and a row whose models do not translate says so."""
+    """Each verdict is the published one, and a row whose models do not translate says so.
+
+    The verdicts on other papers, with letters of their own, stand in docs/paper-map.md alone.
+    """
     content = json.loads((ROOT / "docs/results/study/small/results.json").read_text(encoding="utf-8"))
-    published = {verdict["claim"]: verdict["verdict"] for verdict in content["verdicts"]}
+    published = {v["claim"]: v["verdict"] for v in content["verdicts"] if v["claim"][0] in "CPZ"}
     section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## What we found")[2].partition("\n## ")[0]
     rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in section.splitlines() if "|" in line][2:]
     assert {row[0].split()[0]: row[1] for row in rows} == published
