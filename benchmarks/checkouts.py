@@ -213,7 +213,11 @@ def command_cases(directory: Path) -> dict[str, Case]:
 
     def command(*arguments: str) -> Case:
         call = [sys.executable, "-m", "reluformer", *arguments]
-        return lambda: subprocess.run(call, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        cached = {**os.environ, "PYTHONPYCACHEPREFIX": str(directory / "compiled")}
+        cached.pop("PYTHONDONTWRITEBYTECODE", None)  # as for a user, the first turn compiles the Python files
+        return lambda: subprocess.run(
+            call, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=cached
+        )
 
     def prepare() -> None:
         prepared = directory / "prepared"

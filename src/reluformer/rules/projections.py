@@ -43,6 +43,10 @@ def project(name: Projection, scores: Tensor) -> Tensor:
     """
     if torch.compiler.is_compiling():  # a compiler takes no function that has a forward-mode derivative
         return _computed(name, scores)
+    if torch.is_inference_mode_enabled() and torch._C._functorch.peek_interpreter_stack() is None:
+        return _computed(
+            name, scores
+        )  # nobody asks for a derivative, and each call of a function costs 30 microseconds
     found: Tensor = _Projection.apply(name, scores)  # type: ignore[no-untyped-call]
     return found
 
