@@ -213,17 +213,18 @@ def _fastest(
     stats: bool,
     gate: Gate | None,
 ) -> str:
-    if formula is None or derivatives.unsupported() or 0 in (q.size(-1), v.size(-1)):
+    if formula is None or 0 in (q.size(-1), v.size(-1)):
         return "reference"
-    if _traced() and torch.onnx.is_in_onnx_export():  # an export always traces, and asking for it costs more
+    fused = sdpa.knows(formula) and not stats
+    if not fused and not cpu.pays(q, k, v, formula, visibility, stats):  # first, as a small read notices each question
         return "reference"
-    if sdpa.knows(formula) and not stats:
+    if derivatives.unsupported() or (_traced() and torch.onnx.is_in_onnx_export()):
+        return "reference"
+    if fused:
         return "sdpa"
-    if _beyond_kernel(q, formula, visibility, gate):
+    if _beyond_kernel(q, formula, visibility, gate) or cpu.refusal(q, formula, visibility, bias, stats=stats):
         return "reference"
-    if cpu.pays(q, k, v, formula, visibility, stats) and cpu.refusal(q, formula, visibility, bias, stats=stats) is None:
-        return "cpu"
-    return "reference"
+    return "cpu"
 
 
 def learning_pays(x: Tensor, slots: int, rule: Rule) -> bool:
