@@ -6,6 +6,7 @@ Shapes: T tokens, D width.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,12 @@ from reluformer import kernels, memory
 from reluformer.layers.norms import output_norm
 from reluformer.memory import RowStats
 from reluformer.rules import Pointwise, Rule
+
+
+@lru_cache(maxsize=1024)
+def _deviation(_: type[Rule], rule: Pointwise, slots: int) -> float:
+    """Return the deviation of values whose read has variance one; the class stands beside equal rules of others."""
+    return 1 / math.sqrt(rule.read_variance(slots))
 
 
 class FeedForward(nn.Module):
@@ -54,7 +61,7 @@ class FeedForward(nn.Module):
     @staticmethod
     def default_value_std(rule: Rule, slots: int) -> float:
         """Return the deviation that gives pointwise rules a read of variance one, and others the plain FFN's values."""
-        return 1 / math.sqrt(rule.read_variance(slots)) if isinstance(rule, Pointwise) else math.sqrt(2 / slots)
+        return _deviation(type(rule), rule, slots) if isinstance(rule, Pointwise) else math.sqrt(2 / slots)
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.keys.weight, std=self.keys.in_features**-0.5)

@@ -53,7 +53,8 @@ class TokenModel(nn.Module):
         config = storage.load_config(Path(directory), cls.schema)
         with storage.without_memory():  # the sizes of a damaged configuration could take all memory
             storage.check_weights(Path(directory), cls(config))
-        model = cls(config)
+        with storage.without_initialisation():  # the saved weights fill every parameter
+            model = cls(config)
         storage.load_weights(Path(directory), model)
         return model
 

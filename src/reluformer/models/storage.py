@@ -154,8 +154,17 @@ def load_weights(directory: Path, model: nn.Module) -> None:
             parameter.copy_(saved[name])
 
 
-class _WithoutInitialisation(TorchFunctionMode):
-    """Skips the functions of `torch.nn.init`; on the device "meta" they would import the compiler of torch."""
+class without_initialisation(TorchFunctionMode):
+    """Builds models inside the block without `torch.nn.init`: their weights hold whatever was in memory.
+
+    On the device "meta" these functions would also import the compiler of torch.
+
+    Example:
+        >>> with without_initialisation():
+        ...     layer = nn.Linear(2, 3)
+        >>> layer.weight.shape
+        torch.Size([3, 2])
+    """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -176,7 +185,7 @@ def without_memory() -> Iterator[None]:
         >>> layer.weight.device, tuple(layer.weight.shape)
         (device(type='meta'), (1000000, 1000000))
     """
-    with torch.device("meta"), _WithoutInitialisation():
+    with torch.device("meta"), without_initialisation():
         yield
 
 
