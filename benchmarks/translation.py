@@ -76,7 +76,8 @@ class Contestant:
         sources = sources[: counts.get(batch, 128 if self.slow else len(sources))]
         step, times = batch or len(sources), []
         time.sleep(REST)
-        self.translate(sources[:2])  # the caches are those of the system before
+        if not self.slow:
+            self.translate(sources[:2])  # the caches are those of the system before
         for start in range(0, len(sources), step):
             rows = sources[start : start + step]
             started = time.perf_counter()
@@ -242,7 +243,7 @@ def main() -> None:
             for threads, found in contestants.items():
                 torch.set_num_threads(threads)
                 for one in found.values():
-                    if one.takes(batch) and not (one.slow and turn > 1):
+                    if one.takes(batch) and not (one.slow and turn != 1):
                         one.turn(batch, sources, warming_up=turn == 0)
         speeds = {threads: rates(found, batch) for threads, found in contestants.items()}
         best = {name: max(speed[name] for speed in speeds.values()) for name in speeds[numbers[0]]}
