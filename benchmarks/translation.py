@@ -165,7 +165,7 @@ def trained_systems(run: Path, sparse: Path | None, threads: int, length: int) -
 def rates(contestants: dict[str, Contestant], batch: int) -> dict[str, float]:
     """Sentences a second of each system: the median of its turns."""
     return {
-        name: round(1 / statistics.median(one.seconds[batch]), 1)
+        name: round(1 / statistics.median(one.seconds[batch]), 3)
         for name, one in contestants.items()
         if one.takes(batch)
     }
