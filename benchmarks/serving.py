@@ -1,9 +1,9 @@
-"""Requests a second and their latency, decoded together against one after the other; and a soak.
+"""Requests a second and their latency, decoded together, one after the other, and together in int8; and a soak.
 
 python benchmarks/serving.py --run runs/demo/reluformer --json out.json [--texts test.en.gz] [--soak]
 
 Clients on the same machine ask for one text after the other, each as soon as it has its
-answer. The two kinds of server take turns. `--soak` compares every answer of many requests
+answer. The three kinds of server take turns. `--soak` compares every answer of many requests
 with the one that the text got alone, while other clients misbehave.
 """
 
@@ -32,21 +32,21 @@ def texts_of(path: Path | None, most: int) -> list[str]:
 
 
 def measure(run: Path, texts: list[str], counts: list[int], seconds: float, rounds: int) -> list[dict[str, Any]]:
-    """Two rows for each number of clients: both servers are up all the time, and take turns."""
+    """Three rows for each number of clients: all servers are up all the time, and take turns."""
     rows = []
-    with server(run) as together, server(run, "--max-batch", "1") as single:
-        kinds = {"together": together, "one at a time": single}
+    with server(run) as together, server(run, "--max-batch", "1") as single, server(run, "--int8") as rounded:
+        kinds = {"together": together, "one at a time": single, "together, int8": rounded}
         for clients in counts:
             turns: dict[str, list[Answers]] = {kind: [] for kind in kinds}
             for _ in range(rounds):
                 for kind, running in kinds.items():
                     turns[kind].append(ask(running, texts, clients, for_seconds(seconds)))
-            pair = [_row(kind, clients, answers) for kind, answers in turns.items()]
-            ratio = pair[0]["requests_per_second"] / pair[1]["requests_per_second"]
-            pair[0]["throughput_over_one_at_a_time"] = round(ratio, 2)
-            for row in pair:
+            found = [_row(kind, clients, answers) for kind, answers in turns.items()]
+            single_rate = found[1]["requests_per_second"]
+            for row in found:
+                row["throughput_over_one_at_a_time"] = round(row["requests_per_second"] / single_rate, 2)
                 print(json.dumps(row), flush=True)
-            rows += pair
+            rows += found
     return rows
 
 
