@@ -56,7 +56,7 @@ def shouting(monkeypatch: pytest.MonkeyPatch) -> None:
         def stream_translations(self, document: Sequence[str], aligned: bool) -> Iterator[TranslatedSentence]:
             return map(in_capitals, document)
 
-    monkeypatch.setattr(loading, "load", lambda run, device, **decoding: Shouting())
+    monkeypatch.setattr(loading, "load_translator", lambda run, device, **decoding: Shouting())
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_a_sentence_is_printed_before_the_next_is_known(run: Path, monkeypatch: 
             yield in_capitals(document[0])
             raise DataError("the second sentence never comes")
 
-    monkeypatch.setattr(loading, "load", lambda run, device, **decoding: Slow())
+    monkeypatch.setattr(loading, "load_translator", lambda run, device, **decoding: Slow())
     result = CliRunner().invoke(app, ["translate", str(run), "--stream"], input=TEXT)
     assert isinstance(result.exception, DataError)
     assert result.stdout == "OUR READERS LIVE IN AUSTRIA. "
@@ -233,7 +233,7 @@ def test_an_interruption_keeps_what_is_finished(
             return [[Translation(tuple(map(in_capitals, document)), 0.0)] for document in documents]
 
     interrupted = Interrupted()
-    monkeypatch.setattr(loading, "load", lambda run, device, **decoding: interrupted)
+    monkeypatch.setattr(loading, "load_translator", lambda run, device, **decoding: interrupted)
     monkeypatch.setattr(translate, "SENTENCES_TOGETHER", 1)
     result = invoke("translate", run, folder, "--to", tmp_path / "out")
     assert result.exit_code == 1

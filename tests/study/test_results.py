@@ -132,7 +132,9 @@ def test_every_metric_and_series_can_be_computed_from_a_row() -> None:
     row = table_row(result, {})
     assert len(json.dumps(row)) < len(json.dumps(result))
     arguments = {"speed": "speed@relu@softmax"}
-    arguments |= {name: f"{name}@64" for name in ("accuracy", "zeros_by_slots", "dead_by_slots")}
+    of_a_size = ("accuracy", "zeros_by_slots", "dead_by_slots", "l1_error", "class_zeros", "zeros_at_scale")
+    of_rows = ("context_loss", "needles_found", "context_zeros", "pairs_skipped")
+    arguments |= {name: f"{name}@64" for name in (*of_a_size, *of_rows)}
     for name in measures.MEASURES:
         metric = arguments.get(name, name)
         assert measures.value(metric, {"training": row}) == measures.value(metric, {"training": result}), name

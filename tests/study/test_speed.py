@@ -52,8 +52,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
         runs.append(run)
         return 2.0
 
-    monkeypatch.setattr(speed, "seconds_per_token", seconds)
-    monkeypatch.setattr(speed, "seconds_per_update", seconds)
+    for kind in speed.SECONDS:
+        monkeypatch.setitem(speed.SECONDS, kind, seconds)
     return runs
 
 
