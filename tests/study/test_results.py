@@ -123,7 +123,7 @@ def test_every_metric_and_series_can_be_computed_from_a_row() -> None:
     result: dict[str, Any] = {
         "status": "finished",
         "loss": 2.0,
-        "valid": [{"step": 1, "loss": 2.0}],
+        "valid": [{"step": 1, "loss": 2.0, "accuracy": 0.5}],
         "train": [{"step": 1, "nll": 2.0}],
         "accuracy": {"64": 0.5},
         "ceiling": {"64": 1.0},

@@ -249,7 +249,7 @@ def _of_test(key: str) -> Callable[[ResultsOfRuns], float | None]:
 
 
 def _accuracy_by_step(results: ResultsOfRuns) -> Points:
-    return [(point["step"], point["accuracy"]) for point in _own(results).get("valid", [])]
+    return [(point["step"], point["accuracy"]) for point in _own(results).get("valid", []) if "accuracy" in point]
 
 
 def _of_points(kind: str, x: str, y: str) -> Callable[[ResultsOfRuns], Points]:
