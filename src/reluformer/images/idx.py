@@ -42,7 +42,9 @@ def read_idx(path: str | Path, dimensions: int | None = None) -> Bytes:
         DataError: The file cannot be read, is no IDX file of bytes, is cut off, or holds more than its header says.
 
     Example:
-        >>> labels = read_idx("data/fashion-mnist/train-labels-idx1-ubyte.gz", dimensions=1)  # doctest: +SKIP
+        >>> _ = Path("labels-idx1-ubyte").write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 2, 1]))
+        >>> read_idx("labels-idx1-ubyte", dimensions=1).tolist()
+        [7, 2, 1]
     """
     path = Path(path)
     content = _content(path)

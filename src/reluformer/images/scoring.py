@@ -48,8 +48,12 @@ def load(run: str | Path) -> ImageModel:
         StorageError: The directory holds no image model, or a damaged one.
 
     Example:
-        >>> model = load("runs/fashion-mnist")  # doctest: +SKIP
-        >>> model(images).logits.argmax(-1)  # doctest: +SKIP
+        >>> import torch
+        >>> from reluformer.models.config import ImageConfig
+        >>> ImageModel(ImageConfig(width=16, heads=2, layers=1, slots=32, patch=7)).save("saved")
+        >>> model = load("saved")
+        >>> model(torch.rand(2, 1, 28, 28)).logits.argmax(-1).shape
+        torch.Size([2])
     """
     directory = RunDirectory(run)
     directory.check_model()

@@ -18,6 +18,7 @@ import pytest
 
 from reluformer import load
 from reluformer.errors import ArgumentError
+from reluformer.integrations.server.application import listen
 from reluformer.integrations.server.limits import ServerLimits
 from reluformer.integrations.server.model_registry import ModelRegistry
 
@@ -119,6 +120,7 @@ ENDLESS = """
 import sys, threading
 from pathlib import Path
 from reluformer.integrations.server import application
+from reluformer.integrations.server.application import listen
 from reluformer.integrations.server.limits import ServerLimits
 from reluformer.integrations.server.model_registry import ModelRegistry, ServedModel
 from reluformer.integrations.server.schemas import Payload
@@ -175,3 +177,9 @@ def test_a_port_that_is_taken(models: ModelRegistry) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ArgumentError, match=f"--port {port}: Address already in use; choose another one"):
             serve(models, host="127.0.0.1", port=port, limits=ServerLimits())
+
+
+def test_connections_send_at_once() -> None:
+    """Otherwise the body of an answer waits for the client to confirm its head."""
+    with listen("127.0.0.1", 0) as bound, socket.create_connection(bound.getsockname()), bound.accept()[0] as accepted:
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

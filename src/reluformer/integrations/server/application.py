@@ -246,7 +246,7 @@ def serve(
     configure_logging(log_level)
     shutdown = ShutdownFlag()
     app = create_app(models, limits, key, shutdown)
-    bound = _bind(host, port)
+    bound = listen(host, port)
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -265,13 +265,19 @@ def serve(
         bound.close()
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    """Returns a listening socket; clients that connect are answered as soon as the server runs."""
+def listen(host: str, port: int) -> socket.socket:
+    """Returns a listening socket; clients that connect are answered as soon as the server runs.
+
+    Its connections send at once. Otherwise the second part of an answer waits for the client's word that the first one
+    came, 40 milliseconds.
+    """
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family, backlog=1024)
+        bound = socket.create_server(address[:2], family=family, backlog=1024)
     except UnicodeError:  # an empty label, or one of more than 63 letters
         raise ArgumentError(f"--host {host}: is not the name of a host; choose another one, e.g. 127.0.0.1") from None
     except OSError as error:
         reason = (error.strerror or str(error)).partition(" (while")[0]
         raise ArgumentError(f"--host {host} --port {port}: {reason}; choose another one, 0 takes a free port") from None
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # which its connections inherit
+    return bound
