@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from reluformer.errors import ArgumentError, UnknownNameError, nearest
 from reluformer.kernels import cpu, derivatives, nonfinite, parts, reference, sdpa, triton
 from reluformer.kernels.moments import level_bias
 from reluformer.kernels.native.library import LOG_N
 from reluformer.kernels.operands import Bias, Gate, GateOn, RowKeyBias, Visibility, Window, with_gate
+from reluformer.kernels.products import linear
 from reluformer.kernels.reference import RowStats
 from reluformer.rules import Formula, Pointwise, Rule, formula_of
 
@@ -268,12 +268,12 @@ def read_learned(
     else:
         activations, row_scale = rule.weights(scores, n, None), None
     if row_scale is not None:
-        read = F.linear(activations, values) * row_scale
+        read = linear(activations, values) * row_scale
         return read if bias is None else read + bias
     formula = formula_of(rule)
     gathers = value_rows is not None and formula is not None and formula.is_relu and not _traced()
     if not gathers or derivatives.unsupported() or not cpu.gathering_pays(activations, values.size(0)):
-        return F.linear(activations, values, bias)
+        return linear(activations, values, bias)
     assert value_rows is not None
     read = cpu.gather_values(activations, value_rows())
     return read if bias is None else read + bias

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from reluformer import memory
 from reluformer.errors import ArgumentError
 from reluformer.kernels import GateOn, Window
+from reluformer.kernels.products import Linear
 from reluformer.layers.norms import output_norm
 from reluformer.layers.positions import Rotation, rotate
 from reluformer.memory import RowStats
@@ -214,24 +215,24 @@ class Attention(nn.Module):
         if heads % self.key_heads:
             raise ArgumentError(f"key_heads={self.key_heads} does not divide heads={heads}; use a divisor")
         head_width = width // heads
-        self.query = nn.Linear(width, width)
-        self.key_value = nn.Linear(width, 2 * self.key_heads * head_width)
+        self.query = Linear(width, width)
+        self.key_value = Linear(width, 2 * self.key_heads * head_width)
         takes_offset = learn_offset and not rule.shift_invariant
         takes_sink = getattr(rule, "learn_sink", False)
         offset, sink = (nn.Parameter(torch.zeros(heads)) if takes else None for takes in (takes_offset, takes_sink))
         self.read = TokenRead(rule, causal, offset, sink, options.window, gate_on=options.forget_on)
         self.norm = output_norm(rule, width)
-        self.output = nn.Linear(width, width)
+        self.output = Linear(width, width)
         self.log_gamma = nn.Parameter(torch.zeros(heads)) if getattr(rule, "learn_gamma", False) else None
         self.query_norm = nn.RMSNorm(head_width, eps=1e-6) if options.qk_norm else None
         self.key_norm = nn.RMSNorm(head_width, eps=1e-6) if options.qk_norm else None
-        self.shift = nn.Linear(width, 2 * self.key_heads, bias=False) if options.shift else None
-        self.gate = nn.Linear(width, width, bias=False) if options.output_gate else None
+        self.shift = Linear(width, 2 * self.key_heads, bias=False) if options.shift else None
+        self.gate = Linear(width, width, bias=False) if options.output_gate else None
         self.gate_norm = nn.RMSNorm(head_width, eps=1e-6) if options.output_gate else None
         self.forget: nn.Linear | None = None
         self.forget_bias: nn.Parameter | None = None
         if options.forget is not None:
-            self.forget = None if options.forget == "fixed" else nn.Linear(width, heads, bias=False)
+            self.forget = None if options.forget == "fixed" else Linear(width, heads, bias=False)
             self.forget_bias = nn.Parameter(self._forget_biases(options.forget))
         self.reset_parameters()
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from reluformer import kernels, memory
+from reluformer.kernels.products import Linear
 from reluformer.layers.norms import output_norm
 from reluformer.memory import RowStats
 from reluformer.rules import Pointwise, Rule
@@ -51,8 +52,8 @@ class FeedForward(nn.Module):
         self.slots = slots
         pointwise = isinstance(rule, Pointwise)
         bias = pointwise if bias is None else bias
-        self.keys = nn.Linear(width, slots, bias=bias)
-        self.values = nn.Linear(slots, width, bias=bias)
+        self.keys = Linear(width, slots, bias=bias)
+        self.values = Linear(slots, width, bias=bias)
         self.norm = output_norm(rule, width)
         self.value_std = self.default_value_std(rule, slots) if value_std is None else value_std
         self._rows: tuple[tuple[int, int], Tensor] | None = None
@@ -90,7 +91,7 @@ class FeedForward(nn.Module):
         if not (self.training and torch.is_grad_enabled() and self.keys.weight.requires_grad):
             return False
         for matrix in (self.keys, self.values):
-            if type(matrix) is not nn.Linear or matrix._forward_hooks or matrix._forward_pre_hooks:
+            if type(matrix) is not Linear or matrix._forward_hooks or matrix._forward_pre_hooks:
                 return False
         if not self.keys.weight.dtype == self.values.weight.dtype == x.dtype:
             return False

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from reluformer.errors import ArgumentError
+from reluformer.kernels.products import linear
 from reluformer.layers import Rotation, SlotCache, TokenSlots, rotation, sinusoids
 from reluformer.memory import RowStats
 from reluformer.models.blocks import Block, TokenModel
@@ -132,7 +132,7 @@ class ReLUFormer(TokenModel):
 
     def logits(self, states: Tensor) -> Tensor:
         """Returns the logits (..., V) of states (..., D)."""
-        return F.linear(states, self.output_embedding.weight)
+        return linear(states, self.output_embedding.weight)
 
     def start(self, encoded: Encoded) -> DecoderState:
         """Starts to decode step by step."""

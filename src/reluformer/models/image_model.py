@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from reluformer.errors import ArgumentError
+from reluformer.kernels.products import Linear
 from reluformer.layers import AffineNorm, AttentionOptions
 from reluformer.memory import RowStats
 from reluformer.models.blocks import Block, Output, TokenModel
@@ -35,14 +36,14 @@ class ImageModel(TokenModel):
     def __init__(self, config: ImageConfig) -> None:
         super().__init__(config)
         options = AttentionOptions(qk_norm=config.qk_norm, output_gate=config.output_gate)
-        self.patch = nn.Linear(config.channels * config.patch**2, config.width)
+        self.patch = Linear(config.channels * config.patch**2, config.width)
         self.position = nn.Parameter(torch.empty(config.tokens, config.width))
         self.class_token = nn.Parameter(torch.zeros(config.width)) if config.pooling == "class" else None
         self.dropout = nn.Dropout(config.dropout)
         self.encoder = nn.ModuleList(Block(config, config.attention, options=options) for _ in range(config.layers))
         norms: dict[str, nn.Module] = {"pre": nn.LayerNorm(config.width), "affine": AffineNorm(config.width)}
         self.encoder_norm = norms.get(config.norm, nn.Identity())
-        self.output = nn.Linear(config.width, config.classes, bias=False)
+        self.output = Linear(config.width, config.classes, bias=False)
         nn.init.normal_(self.patch.weight, std=self.patch.in_features**-0.5)
         nn.init.zeros_(self.patch.bias)
         nn.init.normal_(self.position, std=0.5)

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from reluformer.errors import ArgumentError
+from reluformer.kernels.products import linear
 from reluformer.layers import AttentionOptions, Rotation, SlotCache, rotation
 from reluformer.memory import RowStats
 from reluformer.models.blocks import Block, Output, TokenModel
@@ -128,7 +128,7 @@ class LanguageModel(TokenModel):
 
     def logits(self, states: Tensor) -> Tensor:
         """Returns the logits (..., V) of states (..., D)."""
-        return F.linear(states, self.output_embedding.weight)
+        return linear(states, self.output_embedding.weight)
 
     def start(self) -> LanguageState:
         """Starts to read step by step."""

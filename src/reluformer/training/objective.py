@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from reluformer import regularizers
 from reluformer.errors import ReluformerError
+from reluformer.kernels.products import add_times, times
 from reluformer.layers import Attention, FeedForward, Sublayer
 from reluformer.memory import RowStats
 from reluformer.regularizers import RegularizerConfig, RegularizerSums
@@ -55,7 +56,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_weight = torch.zeros(weight.shape, dtype=exact, device=states.device) if with_gradient else None
         for start in range(0, states.size(0), rows):
             part, wanted = states[start : start + rows], target[start : start + rows]
-            logits = (part @ table.t()).to(exact)
+            logits = times(part, table.t()).to(exact)
             at_target = logits.gather(1, wanted[:, None]).squeeze(1)
             highest = logits.amax(1, keepdim=True)
             exponentials = logits.sub_(highest).exp_()  # (rows, V), at most 1
@@ -69,12 +70,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 inverse = total.reciprocal_()
                 share = exponentials.to(states.dtype)
                 correction = keep * table[wanted].to(exact) + smoothing * mean_weight
-                grad_states[start : start + rows] = (share @ table).to(exact).mul_(inverse).sub_(correction)
+                grad_states[start : start + rows] = times(share, table).to(exact).mul_(inverse).sub_(correction)
                 scaled = (part.to(exact) * inverse).to(states.dtype)
-                if states.dtype == exact:
-                    grad_weight.addmm_(share.t(), scaled)
-                else:
-                    grad_weight += share.t() @ scaled
+                add_times(grad_weight, share.t(), scaled)
         if grad_states is not None and grad_weight is not None:
             exact_states = states.to(exact)
             grad_weight.index_add_(0, target, exact_states, alpha=-keep)
