@@ -29,8 +29,8 @@ from reluformer.regularizers import RegularizerConfig, RegularizerSums
 from reluformer.rules import Pointwise, Rule
 from reluformer.training.config import TrainingConfig
 
-_CHUNK_CELLS = 2**23
-"""Logits that exist at a time: enough for fast products, little beside (N, V)."""
+_CHUNK_CELLS = 2**21
+"""Logits that exist at a time: enough for fast products, and they stay in the cache."""
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
