@@ -144,6 +144,46 @@ class TestExactness:
         assert found.lower.item() == pytest.approx(-6)
         assert found.upper.item() == pytest.approx(10)
 
+    def test_a_registered_rule_of_ones_own_is_known_by_its_formula(self) -> None:
+        @dataclass(frozen=True)
+        class Own(rules.Formulated):
+            c: float = 0.43
+
+            def formula(self) -> rules.Formula:
+                return rules.Formula("exp", delta=0.0, log_factor=self.c)
+
+        rules.register("own_scalable_softmax")(Own)
+        try:
+            low, high, least, largest = box(1, 3, 4, 2)
+            for options in ({}, {"c": 2.0}):
+                own, known = (
+                    rf.bounds({"name": name, **options}, low, high, (least, largest))
+                    for name in ("own_scalable_softmax", "scalable_softmax")
+                )
+                assert own.exact and torch.equal(own.lower, known.lower) and torch.equal(own.upper, known.upper)
+            lower, upper = extremes(Own(-0.5), low, high, least, largest)
+            torch.testing.assert_close(rf.bounds(Own(-0.5), low, high, (least, largest)).lower, lower)
+            torch.testing.assert_close(rf.bounds(Own(-0.5), low, high, (least, largest)).upper, upper)
+        finally:
+            rules.unregister("own_scalable_softmax")
+
+    def test_a_function_in_a_formula_says_where_it_turns(self) -> None:
+        @dataclass(frozen=True)
+        class Silent(rules.Formulated):
+            def formula(self) -> rules.Formula:
+                return rules.Formula("other", function=lambda scores, n: scores**2)
+
+        @dataclass(frozen=True)
+        class Square(Silent):
+            turning: ClassVar[tuple[float, ...] | None] = (0.0,)
+
+        ends = torch.tensor([[-1.0]]).double(), torch.tensor([[2.0]]).double()
+        found = rf.bounds(Square(), *ends, torch.ones(1, 1).double())
+        assert found.lower.item() == pytest.approx(0, abs=1e-10)
+        assert found.upper.item() == pytest.approx(4)
+        with pytest.raises(ArgumentError, match="does not say where its weights turn"):
+            rf.bounds(Silent(), *ends, torch.ones(1, 1).double())
+
 
 class TestSoundness:
     @every

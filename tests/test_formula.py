@@ -76,7 +76,7 @@ def memory(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("name", rules.names())
 def test_the_formula_of_a_registered_rule_is_its_mathematics(name: str) -> None:
     formula = rules.formula_of(rules.get(name))
-    assert (formula is None) == (name in ("sparsemax", "entmax15", "softpick", "scalable_softmax"))
+    assert (formula is None) == (name in ("sparsemax", "entmax15", "softpick"))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -151,6 +151,40 @@ def test_softmax_stated_by_its_formula_is_fused() -> None:
     visibility = kernels.Visibility(70, 90, q.device)
     assert kernels.fastest(q, k, v, Mine(), visibility, None, False) == "sdpa"
     assert torch.equal(rf.read(q, k, v, rule=Mine()), rf.read(q, k, v, rule="softmax"))
+
+
+def test_scores_times_log_n_are_read_by_the_reference_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True)
+    class Sharper(rules.Formulated):
+        def formula(self) -> Formula:
+            return Formula("relu", exponent=0.5, log_factor=0.4)
+
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    q, k, v = memory()
+    n = torch.arange(21, 91.0)[:, None]
+    visible = torch.arange(90) < n
+    scores = q @ k.transpose(-1, -2) * 8**-0.5
+    expected = (torch.relu(scores) * 0.4 * n.log() / n.sqrt() * visible) @ v
+    torch.testing.assert_close(rf.read(q, k, v, Sharper(), causal=True), expected, rtol=1e-5, atol=1e-6)
+    visibility = kernels.Visibility(70, 90, q.device, causal=True)
+    for impl in ("sdpa", "cpu", "triton"):
+        assert kernels.refusal(impl, q, k, v, Sharper(), visibility, None, False) is not None
+    layer = FeedForward(8, 2048, Sharper()).train()
+    assert layer(torch.randn(1, 512, 8))[0].shape == (1, 512, 8)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0])
+def test_exponentials_over_their_sum_do_not_overflow(delta: float) -> None:
+    @dataclass(frozen=True)
+    class Mine(rules.Formulated):
+        def formula(self) -> Formula:
+            return Formula("exp", delta=delta)
+
+    scores = torch.tensor([[1000.0, 999.0, -1000.0, 5000.0], [-1000.0, -1001.0, -2000.0, 0.0]])
+    visible, n = torch.tensor([True, True, True, False]), torch.tensor(3.0)
+    known = rules.get("softmax1" if delta else "softmax")
+    torch.testing.assert_close(Mine().weights(scores, n, visible), known.weights(scores, n, visible))
+    assert not Mine().weights(scores, n, torch.zeros(4, dtype=torch.bool)).any()
 
 
 class TestAFormulaThatDoesNotHold:

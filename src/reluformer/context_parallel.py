@@ -186,12 +186,16 @@ def sharded_read(
 
 
 def _summable(rule: Rule) -> Formula | None:
-    """Return the formula of `rule` if its terms can be summed: exp and the cap of a level need the row's best score."""
+    """Return the formula of `rule` if its terms can be summed.
+
+    Activation exp and the cap of a level need the row's best score. Scores times log n are left to the reference.
+    """
     formula = rules.formula_of(rule)
     if (
         formula is None
         or formula.rest
         or formula.activation == "exp"
+        or formula.log_factor is not None
         or (formula.level is not None and formula.level.cap is not None)
     ):
         return None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 import reluformer as rf
+from reluformer import rules
 from reluformer.cli import app
 from reluformer.errors import ArgumentError
 from reluformer.images.affine import AffineForm, relu_strip
@@ -19,6 +22,7 @@ from reluformer.images.attack import attack, margins_of
 from reluformer.images.certification import Verifier, certify
 from reluformer.images.dataset import LabelledImages
 from reluformer.models.image_model import ImageModel
+from reluformer.rules import Formula
 
 RELU = {"name": "pointwise_seqlen", "h": "relu", "alpha": 1.0}
 RULES: list[Any] = ["softmax", RELU, "relu_norm", "relu_exp", {"name": "pointwise_seqlen", "h": "gelu"}]
@@ -85,6 +89,12 @@ class TestSoundness:
         exact = margins(model, image[None], 1)[0]
         torch.testing.assert_close(Verifier(model, domain, reads).margins(image, 1, 0.0), exact, rtol=0, atol=1e-7)
 
+    def test_softmax_of_scores_times_log_n_is_not_taken_for_softmax(self) -> None:
+        model = model_of({"name": "scalable_softmax", "c": 3.0})
+        image = torch.rand(1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        exact = margins(model, image[None], 1)[0]
+        torch.testing.assert_close(Verifier(model).margins(image, 1, 0.0), exact, rtol=0, atol=1e-7)
+
     def test_scores_far_apart_stay_finite(self) -> None:
         model = model_of("softmax")
         with torch.no_grad():
@@ -92,6 +102,47 @@ class TestSoundness:
         for domain, reads in [*BOUNDS, ("linear", "lse")]:
             least = Verifier(model, domain, reads).margins(torch.rand(1, 8, 8, dtype=torch.float64), 0, 0.5)
             assert not torch.isnan(least).any()
+
+
+@dataclass(frozen=True)
+class OwnSoftmax(rules.Formulated):
+    def formula(self) -> Formula:
+        return Formula("exp", delta=0.0)
+
+
+@dataclass(frozen=True)
+class OwnRelu(rules.Formulated):
+    exponent: float = 0.0
+
+    def formula(self) -> Formula:
+        return Formula("relu", exponent=self.exponent)
+
+
+@pytest.fixture
+def own_rules() -> Iterator[None]:
+    """Register two rules of a user's, each given by its formula alone."""
+    rules.register("own_softmax")(OwnSoftmax)
+    rules.register("own_relu")(OwnRelu)
+    yield
+    rules.unregister("own_softmax")
+    rules.unregister("own_relu")
+
+
+@pytest.mark.usefixtures("own_rules")
+@pytest.mark.parametrize(("domain", "reads"), [*BOUNDS, ("linear", "lse")])
+@pytest.mark.parametrize(("own", "known"), [("own_softmax", "softmax"), ({"name": "own_relu", "exponent": 1.0}, RELU)])
+def test_a_rule_of_ones_own_is_bounded_by_its_formula(own: Any, known: Any, domain: Any, reads: Any) -> None:
+    if reads == "lse" and known != "softmax":
+        with pytest.raises(ArgumentError, match="reads=lse are lines for the weights of softmax"):
+            Verifier(model_of(own), domain, reads)
+        return
+    image = torch.rand(1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    expected = Verifier(model_of(known), domain, reads).margins(image, 0, 0.05)
+    model = model_of(known)
+    model.config = model.config.replace(attention=own, ffn="own_relu")
+    for block in model.encoder:
+        block.attention.layer.read.rule, block.ffn.layer.rule = rules.get(own), rules.get("own_relu")
+    torch.testing.assert_close(Verifier(model, domain, reads).margins(image, 0, 0.05), expected)
 
 
 class TestTightness:
@@ -178,6 +229,7 @@ class TestErrors:
             ({"qk_norm": True}, "no bound is known for qk_norm; train a model with model.qk_norm=false"),
             ({"output_gate": True}, "no bound is known for output_gate"),
             ({"ffn": "relu2"}, "the feed-forward rule is 'relu2'; only relu_plain has a bound here"),
+            ({"ffn": "rela"}, "the feed-forward rule is 'rela'; only relu_plain has a bound here"),
             ({"attention": "softmax_ln"}, "rule 'softmax_ln' norms its read"),
         ],
     )

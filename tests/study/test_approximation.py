@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
+from reluformer import rules
 from reluformer.errors import ArgumentError
+from reluformer.rules import Formula
 from reluformer.study import approximation, measures
 from reluformer.study.plan import Run, make_plan
 from reluformer.study.trainings import Context
@@ -96,5 +99,28 @@ def test_every_seed_has_regions_of_its_own() -> None:
 
 
 def test_theory_knows_three_outputs() -> None:
-    with pytest.raises(ArgumentError, match=r"output 'entmax15': theory knows softmax, sparsemax and relu_norm"):
-        approximation.output_error("entmax15", 0.1, 1.0)
+    for name in ("entmax15", "scalable_softmax"):
+        with pytest.raises(ArgumentError, match=rf"output '{name}': theory knows softmax, sparsemax and relu_norm"):
+            approximation.output_error(name, 0.1, 1.0)
+
+
+def test_theory_knows_a_rule_of_ones_own_by_its_formula() -> None:
+    @dataclass(frozen=True)
+    class Own(rules.Formulated):
+        activation: str = "exp"
+        delta: float = 0.0
+
+        def formula(self) -> Formula:
+            return Formula(self.activation, delta=self.delta)  # type: ignore[arg-type]
+
+    rules.register("own_output")(Own)
+    try:
+        for own, known in (
+            ("own_output", "softmax"),
+            ({"name": "own_output", "activation": "relu", "delta": 0.5}, {"name": "relu_norm", "delta": 0.5}),
+        ):
+            assert approximation.output_error(own, 0.1, 3.0) == approximation.output_error(known, 0.1, 3.0)
+        with pytest.raises(ArgumentError, match="output 'own_output': theory knows"):
+            approximation.output_error({"name": "own_output", "delta": 1.0}, 0.1, 1.0)
+    finally:
+        rules.unregister("own_output")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from reluformer import rules
 from reluformer.errors import ArgumentError
-from reluformer.rules import Formula, Level, Pointwise, RowCentered, RowNormalized, Rule, ScalableSoftmax, rest_mass
+from reluformer.rules import Formula, Level, Pointwise, RowCentered, RowNormalized, Rule, rest_mass
 from reluformer.rules.formula import ACTIVATIONS, visible_only
 
 EPSILON = torch.finfo(torch.float64).eps
@@ -17,8 +18,6 @@ EPSILON = torch.finfo(torch.float64).eps
 
 def known_formula(rule: Rule) -> Formula:
     """Return the formula of a rule, or raise an error that says why its read has no known range."""
-    if type(rule) is ScalableSoftmax:
-        return Formula("exp", delta=0.0)
     formula = rules.formula_of(rule)
     name = rule.name or type(rule).__name__
     if formula is None:
@@ -52,19 +51,19 @@ def _core(rule: Rule) -> Rule:
 def turning_points(rule: Rule) -> tuple[float, ...] | None:
     """Return the scores where the weights of a pointwise rule turn, or None if its class does not say.
 
-    A class that overrides `activate` has to state `turning` itself; that of its parent may be wrong for it.
+    A class that overrides `activate`, or `formula` where the weights are made of it alone, has to state `turning`
+    itself; that of its parent may be wrong for it. Where there is a level, they are scores less their level.
 
     Example:
         >>> turning_points(rules.get({"name": "polynomial", "p": 2}))
         (0.0,)
     """
     core = _core(rule)
-    if not isinstance(core, Pointwise):
-        return None
+    made_by = "activate" if isinstance(core, Pointwise) else "formula"
     for kind in type(core).__mro__:
         if "turning" in vars(kind):
-            return core.turning
-        if "activate" in vars(kind):
+            return cast(tuple[float, ...] | None, core.turning)  # type: ignore[attr-defined]
+        if made_by in vars(kind):
             return None
     return None
 
@@ -88,9 +87,10 @@ def weight_intervals(
     rule: Rule, formula: Formula, low: Tensor, high: Tensor, n: Tensor, seen: Tensor
 ) -> WeightIntervals:
     """Return the intervals of phi for scores in intervals."""
-    if type(rule) is ScalableSoftmax:
-        scale = rule.c * torch.log(n)
-        low, high = _widened(low * scale, low * scale, -1), _widened(high * scale, high * scale, 1)
+    if formula.log_factor is not None:
+        scale = formula.log_factor * torch.log(n)
+        least, largest = (low, high) if formula.log_factor > 0 else (high, low)
+        low, high = (_widened(x * scale, x * scale, sign) for x, sign in ((least, -1), (largest, 1)))
     level, rest = formula.level, None
     if level is not None and not level.centred:
         base = level.of(n)

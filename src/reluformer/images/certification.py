@@ -43,7 +43,7 @@ from reluformer.images.affine import AffineForm, relu_strip
 from reluformer.images.dataset import LabelledImages
 from reluformer.layers import AffineNorm, Attention, FeedForward, Sublayer
 from reluformer.models.image_model import ImageModel
-from reluformer.rules import Rule
+from reluformer.rules import Formula, Rule
 
 Domain = Literal["interval", "linear"]
 Reads = Literal["exact", "elementwise", "lse"]
@@ -221,13 +221,14 @@ class Verifier:
         if self.domain == "interval":
             none = box.lower.new_zeros(0, *box.lower.shape)
             return AffineForm((box.lower + box.upper) / 2, none, (box.upper - box.lower) / 2)
-        if isinstance(rule, rules.Softmax):
+        formula = rules.formula_of(rule)
+        if formula is not None and formula.is_softmax:
             if self.reads == "lse":
                 moved, weights = _softmax_by_lines(scores, values.center)
             else:
                 moved, weights = _softmax_by_means(rule, scores, values.center, elementwise)
-        elif _is_relu(rule):
-            moved, weights = _relu_by_strips(rule, scores, values.center)
+        elif formula is not None and formula.is_relu:
+            moved, weights = _relu_by_strips(formula, scores, values.center)
         else:
             none = torch.zeros_like(values.coefficients)
             return AffineForm((box.lower + box.upper) / 2, none, (box.upper - box.lower) / 2)
@@ -257,11 +258,12 @@ def _check_model(model: ImageModel, domain: Domain, reads: Reads) -> None:
     for name in ("qk_norm", "output_gate"):
         if getattr(config, name):
             raise ArgumentError(f"certify: no bound is known for {name}; train a model with model.{name}=false")
-    if type(config.ffn) is not rules.ReluPlain:
+    if config.ffn.output_norm is not None or rules.formula_of(config.ffn) != Formula("relu"):
         raise ArgumentError(f"certify: the feed-forward rule is '{config.ffn.name}'; only relu_plain has a bound here")
     if config.attention.output_norm is not None:
         raise ArgumentError(f"certify: rule '{config.attention.name}' norms its read, and no bound of that is known")
-    if reads == "lse" and not (domain == "linear" and isinstance(config.attention, rules.Softmax)):
+    formula = rules.formula_of(config.attention)
+    if reads == "lse" and not (domain == "linear" and formula is not None and formula.is_softmax):
         raise ArgumentError("certify: reads=lse are lines for the weights of softmax; use it with domain=linear")
 
 
@@ -273,15 +275,8 @@ def _after_norm(norm: nn.Module, weight: Tensor, bias: Tensor | None) -> tuple[T
     return joined - joined.mean(1, keepdim=True), moved if bias is None else moved + bias
 
 
-def _is_relu(rule: Rule) -> bool:
-    formula = rules.formula_of(rule)
-    return formula is not None and formula.is_relu
-
-
-def _relu_by_strips(rule: Rule, scores: AffineForm, values: Tensor) -> tuple[AffineForm, Weights]:
+def _relu_by_strips(formula: Formula, scores: AffineForm, values: Tensor) -> tuple[AffineForm, Weights]:
     """Return sum_j w_j v_j of known values with a strip around each weight, and the range of the weights."""
-    formula = rules.formula_of(rule)
-    assert formula is not None
     factor = formula.row_factor(torch.tensor(float(values.size(1)), dtype=torch.float64))
     low, high = scores.low, scores.high
     slope, offset = (factor * part for part in relu_strip(low, high))

@@ -191,7 +191,7 @@ def learning_pays(x: Tensor, slots: int, formula: Formula) -> bool:
         return False
     if x.device.type != "cpu" or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
         return False
-    plain = formula.level is None and formula.delta is None
+    plain = formula.level is None and formula.delta is None and formula.log_factor is None
     return plain and unavailable() is None and derivatives.unsupported() is None and derivatives.eager(x)
 
 

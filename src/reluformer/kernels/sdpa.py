@@ -24,6 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from reluformer.kernels import derivatives
 from reluformer.kernels.operands import Bias, Visibility, dense_bias, row_and_key_parts, with_rows
 from reluformer.rules import Formula
+from reluformer.rules.formula import SOFTMAX, SOFTMAX1
 
 SPAN = 256.0
 """Up to this span of key terms, half of it on either side of zero, float32 adds them with an error of 8e-6 at most."""
@@ -31,7 +32,6 @@ BLOCK = 512
 """Queries that are read at once where not all of them are."""
 UNDERFLOW = {torch.float64: 746.0}
 """exp(-x) is zero from here on; 104 in float32, which fused attention uses for the shorter types as well."""
-SOFTMAX, SOFTMAX1 = Formula("exp", delta=0.0), Formula("exp", delta=1.0)
 
 
 def knows(formula: Formula | None) -> bool:

@@ -58,6 +58,8 @@ def refusal(
         return f"the rule is not one of its formulas; it knows the activations {', '.join(ACTIVATIONS)}"
     if formula.rest:
         return "a rest is read by the CPU kernel and the reference only"
+    if formula.log_factor is not None:
+        return "scores that are multiplied by log n are read by the reference only"
     if formula.level is not None and formula.level.cap is not None:
         return "the level of its rows has a cap, which needs the best score of a row first"
     if q.dtype not in DTYPES or not q.dtype == k.dtype == v.dtype:

@@ -114,8 +114,8 @@ def formula_of(rule: Rule) -> Formula | None:
 
     Example:
         >>> from reluformer import rules
-        >>> rules.formula_of(rules.get("relu_seqlen"))
-        Formula(activation='relu', factor=1.0, exponent=1.0, delta=None, level=None, function=None, rest=False)
+        >>> rules.formula_of(rules.get("relu_seqlen")) == rules.Formula("relu", exponent=1.0)
+        True
         >>> rules.formula_of(rules.get("sparsemax")) is None
         True
     """

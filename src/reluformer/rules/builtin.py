@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from reluformer.errors import ArgumentError, nearest
 from reluformer.rules.base import Formulated, OutputNorm, Pointwise, RowCentered, RowNormalized, Rowwise, positive
-from reluformer.rules.formula import HIGHEST, Activation, Formula, Level, visible_only
+from reluformer.rules.formula import HIGHEST, SOFTMAX, SOFTMAX1, Activation, Formula, Level, visible_only
 from reluformer.rules.projections import hide, project
 from reluformer.rules.registry import register
 
@@ -176,7 +176,7 @@ class Softmax(Rowwise):
         return torch.softmax(scores, dim=-1)
 
     def formula(self) -> Formula | None:
-        return Formula("exp", delta=0.0)
+        return SOFTMAX
 
 
 @register("softmax_ln")
@@ -202,7 +202,7 @@ class ScalableSoftmax(Softmax):
         return super().weights(scores * (self.c * torch.log(n)), n, visible)
 
     def formula(self) -> Formula | None:
-        return None
+        return Formula("exp", delta=0.0, log_factor=self.c)
 
 
 @register("softpick")
@@ -360,7 +360,7 @@ class Softmax1(Rowwise):
         return torch.softmax(torch.cat([scores, torch.zeros_like(scores[..., :1])], dim=-1), dim=-1)[..., :-1]
 
     def formula(self) -> Formula | None:
-        return Formula("exp", delta=1.0)
+        return SOFTMAX1
 
 
 @register("tra")

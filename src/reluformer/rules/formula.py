@@ -8,6 +8,8 @@ A formula describes the weights of every rule whose read is a sum over slots, pe
            u_ij / (delta + sum_l u_il)       otherwise
            (u_ij + rest_i / n_i) / (rest_i + sum_l u_il)      where there is a rest
 
+Where there is a `log_factor`, scores are multiplied by log_factor * log n_i before anything else.
+
 The rest is what softmax gives beside u = ReLU(e^x - 1): e^x = ReLU(e^x - 1) + min(e^x, 1). The second part is spread
 evenly over the visible slots, so that it needs their mean value and no scores. `rest_mass` estimates its sum.
 
@@ -152,16 +154,18 @@ class Formula:
     """Where the activation is "other": (scores less their level, n) -> u."""
     rest: bool = False
     """Whether each visible slot also gets an equal share of the rest; for `rectified_exp` with a centred level."""
+    log_factor: float | None = None
+    """Scores, and what a gate adds to them, are first multiplied by it times log n; None where they are not."""
 
     @property
     def is_softmax(self) -> bool:
         """Whether the weights are exp(s) over their sum."""
-        return self.activation == "exp" and self == _SOFTMAX
+        return self.activation == "exp" and self == SOFTMAX
 
     @property
     def is_relu(self) -> bool:
         """Whether the weights are ReLU(s) times a factor of the row."""
-        return self.activation == "relu" and self.delta is None and self.level is None
+        return self.activation == "relu" and self.delta is None and self.level is None and self.log_factor is None
 
     @property
     def centred(self) -> bool:
@@ -194,13 +198,27 @@ class Formula:
         Returns:
             Weights of the shape of scores, exactly 0 where a slot is hidden.
         """
+        if self.log_factor is not None:
+            sharper = self.log_factor * torch.log(n)
+            scores, gate = scores * sharper, None if gate is None else gate * sharper
         if self.rest:
             return self._weights_with_rest(scores, n, visible, gate)
         x = scores if gate is None else scores + gate
         x = x if self.level is None else x - self.level.of_scores(scores, n, visible, x)
+        if self.activation == "exp" and self.delta is not None:
+            return self._shares_of_exp(x, n, visible, self.delta)
         u = ACTIVATIONS[self.activation](x) * self.row_factor(n) if self.function is None else self.function(x, n)
         u = visible_only(u, visible)
         return u if self.delta is None else u / divisor(u.sum(-1, keepdim=True), self.delta)
+
+    def _shares_of_exp(self, x: Tensor, n: Tensor, visible: Tensor | None, delta: float) -> Tensor:
+        """Return u / (delta + sum u) with both sides divided by e^(best x) of the row, so that nothing overflows."""
+        if not x.size(-1):
+            return x
+        best = (x if visible is None else x.masked_fill(~visible, torch.finfo(x.dtype).min)).detach()
+        best = best.amax(-1, keepdim=True).clamp_min(0 if delta else torch.finfo(x.dtype).min)
+        u = visible_only(torch.exp((x - best).clamp_max(0)) * self.row_factor(n), visible)
+        return u / divisor(u.sum(-1, keepdim=True), delta * torch.exp(-best) if delta else 0.0)
 
     def unread(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor | None:
         """Return which slots have nothing but their share of the rest, of the shape of scores; None without a rest."""
@@ -218,7 +236,8 @@ class Formula:
         return (u + share) / divisor(u.sum(-1, keepdim=True) + share.sum(-1, keepdim=True), 0.0)
 
 
-_SOFTMAX = Formula("exp", delta=0.0)
+SOFTMAX = Formula("exp", delta=0.0)
+SOFTMAX1 = Formula("exp", delta=1.0)
 
 
 def rest_mass(level: Tensor, deviation: Tensor, n: Tensor) -> Tensor:
@@ -278,7 +297,7 @@ def above_and_rest(
     return u, rest_mass(away, torch.sqrt(variance + level.floor), n)
 
 
-def divisor(row_sum: Tensor, delta: float) -> Tensor:
+def divisor(row_sum: Tensor, delta: float | Tensor) -> Tensor:
     """Return delta + row_sum, and 1 where that is nothing, so that a dead row reads zero."""
     total = row_sum + delta
     return torch.where(total > 0, total, torch.ones_like(total))

@@ -39,6 +39,7 @@ from reluformer import memory, rules
 from reluformer.errors import ArgumentError
 from reluformer.layers import FeedForward
 from reluformer.memory import RuleSpec
+from reluformer.rules import Formula
 from reluformer.study.plan import Run
 from reluformer.study.trainings import Context, rounded
 
@@ -133,14 +134,15 @@ def output_error(rule: RuleSpec, width: float, scale: float) -> float:
         ArgumentError: theory does not know the rule.
     """
     rule = rules.get(rule)
-    if isinstance(rule, rules.Softmax):
+    formula = rules.formula_of(rule)
+    if formula is not None and formula.is_softmax:
         ramps = 2 * width / scale * (math.log(2) - math.log1p(math.exp(-scale)))
         return ramps + (1 - 2 * width) / (1 + math.exp(scale))
-    if isinstance(rule, rules.Sparsemax):
+    if isinstance(rule, rules.Sparsemax):  # a projection, which no formula describes
         flat = (1 - 2 * width) * max(0.0, 1 - scale) / 2
         return flat + (width / (2 * scale) if scale >= 1 else width * (1 - scale / 2))
-    if isinstance(rule, rules.ReluNorm):
-        return (rule.delta + scale * width / 2) / (rule.delta + scale)
+    if formula is not None and formula.delta is not None and formula == Formula("relu", delta=formula.delta):
+        return (formula.delta + scale * width / 2) / (formula.delta + scale)
     raise ArgumentError(f"output '{rule.name}': theory knows softmax, sparsemax and relu_norm; use one of these")
 
 

@@ -96,12 +96,13 @@ class NativeFormula(NamedTuple):
 
 
 def native_formula(formula: Formula) -> NativeFormula | None:
-    """Return the numbers of `formula` for the library, or None if it has no such activation. The library reads no rest.
+    """Return the numbers of `formula` for the library, or None if it has no such activation.
 
-    A level that is not log n itself is a bias of the rows, which `cpu.read` adds; its cap stays.
+    The library reads no rest and does not multiply scores by log n. A level that is not log n itself is a bias of the
+    rows, which `cpu.read` adds; its cap stays.
     """
     activation = ACTIVATIONS.get(formula.activation)
-    if activation is None or formula.rest:
+    if activation is None or formula.rest or formula.log_factor is not None:
         return None
     delta = -1.0 if formula.delta is None else formula.delta
     log_n = formula.level is not None and formula.level == LOG_N
