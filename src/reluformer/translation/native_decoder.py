@@ -201,7 +201,7 @@ def _layer(weights: native.Weights, block: nn.Module) -> native.Layer:
     assert isinstance(own.layer, Attention) and isinstance(ffn.layer, FeedForward)
     query, key_value = query_with_scale(own.layer), own.layer.key_value
 
-    def linear(layer: nn.Linear, by_slot: bool = False) -> native.Linear:
+    def linear(layer: nn.Linear, by_slot: bool = False) -> native.DecoderLinear:
         return weights.linear(layer.weight, layer.bias, by_slot)
 
     layer = native.Layer(

@@ -18,8 +18,8 @@ READ_RELU, READ_SOFTMAX, READ_RELU_EXP = range(3)
 GOES_ON, DONE, NO_MEMORY, NOT_FINITE = range(4)
 
 
-class Linear(Structure):
-    """A linear layer y = x W^T + bias, with the weight in panels of float32 or int8."""
+class DecoderLinear(Structure):
+    """A linear layer y = x W^T + bias, with the weight in panels of float32 or int8: `Linear` of decoder.h."""
 
     _fields_ = (
         ("panels", c_void_p),
@@ -52,13 +52,13 @@ class Layer(Structure):
         ("own_norm", Norm),
         ("cross_norm", Norm),
         ("ffn_norm", Norm),
-        ("query_key_value", Linear),
-        ("own_output", Linear),
-        ("cross_query", Linear),
-        ("cross_key_value", Linear),
-        ("cross_output", Linear),
-        ("ffn_keys", Linear),
-        ("ffn_values", Linear),
+        ("query_key_value", DecoderLinear),
+        ("own_output", DecoderLinear),
+        ("cross_query", DecoderLinear),
+        ("cross_key_value", DecoderLinear),
+        ("cross_output", DecoderLinear),
+        ("ffn_keys", DecoderLinear),
+        ("ffn_values", DecoderLinear),
         ("own_offset", c_void_p),
         ("cross_offset", c_void_p),
     )
@@ -106,7 +106,7 @@ class Model(Structure):
         ("decoder", POINTER(Layer)),
         ("encoder_norm", Norm),
         ("decoder_norm", Norm),
-        ("output", Linear),
+        ("output", DecoderLinear),
         ("positions", c_int64),
         ("sinusoids", c_void_p),
         ("cosines", c_void_p),
@@ -169,11 +169,11 @@ class Weights:
         self._kept: list[Any] = []
         self._rows: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
 
-    def linear(self, weight: Tensor, bias: Tensor | None, by_slot: bool = False) -> Linear:
+    def linear(self, weight: Tensor, bias: Tensor | None, by_slot: bool = False) -> DecoderLinear:
         """Returns a linear layer from a weight (out, in); `by_slot` for inputs of which many are zero."""
         outputs, inputs = weight.shape
         weight = weight.detach().contiguous()
-        layer = Linear(bias=None if bias is None else self.pointer(bias), inputs=inputs, outputs=outputs)
+        layer = DecoderLinear(bias=None if bias is None else self.pointer(bias), inputs=inputs, outputs=outputs)
         if not self.quantised:
             panels = torch.empty(loaded().panel_floats(self.path, inputs, outputs))
             loaded().pack_linear(self.path, panels.data_ptr(), weight.data_ptr(), inputs, outputs)
