@@ -27,7 +27,7 @@ from reluformer.kernels import Bias, RowKeyBias, RowStats, Visibility, Window, d
 from reluformer.kernels.operands import Gate, GateOn, with_gate
 from reluformer.rules import Rule
 
-__all__ = ["RowKeyBias", "RowStats", "RuleSpec", "read", "read_learned", "skipped_share", "weights"]
+__all__ = ["RowKeyBias", "RowStats", "RuleSpec", "learning_pays", "read", "read_learned", "skipped_share", "weights"]
 
 RuleSpec = str | Mapping[str, Any] | Rule
 """A rule by name, as a mapping `{"name": ..., option: ...}`, or itself."""
@@ -303,6 +303,21 @@ def read_learned(
         tensor([[20.]])
     """
     return kernels.read_learned(scores, values, rules.get(rule), bias, value_rows)
+
+
+def learning_pays(x: Tensor, slots: int, rule: RuleSpec = "relu_plain") -> bool:
+    """Return whether training a read of learned slots is faster through `read` with impl="cpu" than `read_learned` is.
+
+    Args:
+        x: the tokens, (..., width).
+        slots: number of learned slots.
+        rule: a name, a mapping or a rule, as in `read`.
+
+    Example:
+        >>> learning_pays(torch.zeros(2, 8), slots=32)  # too small for the compiled kernel
+        False
+    """
+    return kernels.learning_pays(x, slots, rules.get(rule))
 
 
 def _default_scale(q: Tensor) -> float:

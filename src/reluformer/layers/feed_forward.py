@@ -11,7 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from reluformer import kernels, memory
+from reluformer import memory
 from reluformer.kernels.products import Linear
 from reluformer.layers.norms import output_norm
 from reluformer.memory import RowStats
@@ -95,7 +95,7 @@ class FeedForward(nn.Module):
                 return False
         if not self.keys.weight.dtype == self.values.weight.dtype == x.dtype:
             return False
-        return kernels.learning_pays(x, self.slots, self.rule)
+        return memory.learning_pays(x, self.slots, self.rule)
 
     def _sparse_read(self, x: Tensor) -> Tensor:
         """Read x (..., D) as one long sequence of a single head."""
