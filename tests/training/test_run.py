@@ -219,6 +219,20 @@ def test_the_best_model_has_a_recipe_that_follows_that_of_the_run(make_recipe: A
     assert RunDirectory(run.best).recipe(Recipe) == make_recipe(updates=9)
 
 
+def test_without_its_checkpoints_a_run_keeps_its_model_and_its_history(make_recipe: Any, tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.begin(make_recipe())
+    run.set_status("finished")
+    run.drop_checkpoints()  # there are none yet
+    (run.checkpoints.path(3)).mkdir(parents=True)
+    run.save_best(lambda directory: (directory / "model").write_text("weights") and None, step=3)
+    (run.path / storage.CONFIG).write_text("{}")
+    before = {path.name for path in run.path.iterdir()}
+    run.drop_checkpoints()
+    assert {path.name for path in run.path.iterdir()} == before - {"checkpoints", "best"}
+    assert run.checkpoints.steps() == [] and run.best_step is None
+
+
 def test_a_directory_says_what_it_is_instead_of_a_run(make_recipe: Any, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="no such directory"):
         RunDirectory(tmp_path / "none").check()

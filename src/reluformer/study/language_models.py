@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,8 +63,7 @@ def run(run: Run, context: Context) -> dict[str, Any]:
     tested = {}
     if finished and run.content.get("test"):
         tested = examine(LanguageModel.load(directory.path).eval(), LanguageCorpus(prepared), run.content["test"])
-    for folder in (directory.path / "checkpoints", directory.best):
-        shutil.rmtree(folder, ignore_errors=True)
+    directory.drop_checkpoints()
     return {
         **outcome,
         "lr": lr,

@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,8 +145,7 @@ def run(run: Run, context: Context) -> dict[str, Any]:
         except DivergedError as error:
             print(error, flush=True)
     outcome = outcome_of(directory.status)
-    shutil.rmtree(directory.path / "checkpoints", ignore_errors=True)
-    shutil.rmtree(directory.best, ignore_errors=True)
+    directory.drop_checkpoints()
     losses = directory.log.events("valid")
     train_tokens = summary.splits["train"].target_tokens
     return {

@@ -6,7 +6,6 @@ Debian's package dataset-fashion-mnist are used, which are the same. Gratings ne
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +37,7 @@ def run_images(run: Run, context: Context) -> dict[str, Any]:
     if status["status"] != "finished":
         return {"status": "diverged", **{key: status.get(key) for key in ("message", "step", "layer")}}
     scores = evaluate(images.load(directory.path), images_of(directory.path, "test"))
-    shutil.rmtree(directory.path / "checkpoints", ignore_errors=True)
-    shutil.rmtree(directory.best, ignore_errors=True)
+    directory.drop_checkpoints()
     return {
         "status": "finished",
         "lr": recipe.training.lr,

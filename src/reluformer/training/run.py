@@ -306,6 +306,11 @@ class RunDirectory:
         save(self.best)
         files.write_json(self.best / BEST_STEP, {"step": step})
 
+    def drop_checkpoints(self) -> None:
+        """Deletes the checkpoints and the best model, which nothing needs once the run has ended and was measured."""
+        for directory in (self.checkpoints.directory, self.best):
+            shutil.rmtree(directory, ignore_errors=True)
+
     @property
     def best_step(self) -> int | None:
         """The step of the model in best/; None without a whole one."""
