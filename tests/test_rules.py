@@ -20,7 +20,6 @@ from torch import Tensor
 import reluformer as rf
 from reluformer import rules
 from reluformer.errors import ArgumentError, UnknownNameError
-from reluformer.rules import registry
 
 
 @pytest.fixture(autouse=True)
@@ -283,7 +282,6 @@ class TestARuleOfOnesOwn:
         (info / "entry_points.txt").write_text(f"[reluformer.rules]\n{entry}\n")
         monkeypatch.syspath_prepend(str(folder))
         monkeypatch.delitem(sys.modules, "their_rules", raising=False)
-        registry.reload_entry_points()
 
     def test_an_entry_point(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         source = "def swish(scores, n):\n    return scores.sigmoid() * scores / n\n"

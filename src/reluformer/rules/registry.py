@@ -35,7 +35,8 @@ _definitions: dict[str, Any] = {}
 """What was decorated, a function or a class, by the name of its rule."""
 _defaults: dict[str, Rule] = {}
 """Rules that were asked for by name alone, made once."""
-_state = {"entry_points_loaded": False}
+_searched: dict[str, tuple[str, ...]] = {}
+"""The search path on which the rules of installed packages were last looked for; empty before."""
 R = TypeVar("R", bound=Callable[..., Any])
 
 
@@ -173,11 +174,6 @@ def unregister(name: str) -> None:
         known.pop(name, None)
 
 
-def reload_entry_points() -> None:
-    """Look for the rules of installed packages again when a name is asked for the next time."""
-    _state["entry_points_loaded"] = False
-
-
 def names() -> tuple[str, ...]:
     """Return the name of every registered rule, those of installed packages included.
 
@@ -309,15 +305,19 @@ def from_plugins() -> tuple[str, ...]:
 
 
 def _load_entry_points() -> None:
-    """Load the rules of installed packages: an entry point of the group names a function, class or module."""
-    if _state["entry_points_loaded"]:
+    """Load the rules of installed packages: an entry point of the group names a function, class or module.
+
+    They are looked for again once `sys.path` has changed, as more packages may be found there.
+    """
+    path = tuple(sys.path)
+    if _searched.get("path") == path:
         return
-    _state["entry_points_loaded"] = True  # before: what is imported may ask for the names of rules itself
+    _searched["path"] = path  # before: what is imported may ask for the names of rules itself
     for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
         try:
             definition = entry.load()  # a module registers its rules while it is imported
         except Exception as error:
-            _state["entry_points_loaded"] = False
+            _searched.clear()
             raise ArgumentError(
                 f"entry point '{entry.name} = {entry.value}' of {ENTRY_POINT_GROUP}: {type(error).__name__}: {error}; "
                 "fix or uninstall the package that brings it"
