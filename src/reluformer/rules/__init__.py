@@ -34,7 +34,7 @@ the concatenated heads. A rule of your own is one function, and its default argu
 
     rf.read(q, k, v, rule={"name": "gelu_mean", "power": 0.5})
 
-A rule that states its formula is read by every kernel (`rules.Formula`):
+A rule that states its formula is read by every kernel that knows it (`rules.Formula`):
 
     @rules.register("relu_07")
     @dataclass(frozen=True)

@@ -14,7 +14,7 @@ The rest is what softmax gives beside u = ReLU(e^x - 1): e^x = ReLU(e^x - 1) + m
 evenly over the visible slots, so that it needs their mean value and no scores. `rest_mass` estimates its sum.
 
 Such a read can be taken slot by slot in any order: tile after tile, or over processes. Implementations match on
-this data and on nothing else, so a rule of your own that states its formula gets all of them. `rules.formula_of`
+this data and on nothing else, so a rule of your own that states its formula gets those that know it. `rules.formula_of`
 compares the formula with the weights that the rule computes before anybody relies on it.
 
 Shapes: Tq queries, Tk slots.
