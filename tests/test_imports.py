@@ -13,7 +13,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "reluformer"
 # each floor may import from those before it, and each name from those to the left of it
 FLOORS = [
-    ["errors", "files", "config", "benchmarking", "report_page", "rules"],
+    ["errors", "files", "downloads", "config", "benchmarking", "report_page", "rules"],
     [
         "kernels",
         "memory",
@@ -61,6 +61,25 @@ def test_imports_go_one_way(path: Path) -> None:
         parts = name.split(".")
         if parts[0] == "reluformer" and len(parts) > 1 and parts[1] in RANK:
             assert RANK[parts[1]] <= RANK[own], f"{own} must not import {parts[1]}"
+
+
+TASKS = ("translation", "language", "images")
+# a language model reads the texts of a parallel corpus and the same tokens, so these are translation's
+BORROWED = {"language": {f"reluformer.translation.{name}" for name in ("embedded", "recipe", "tokenizer")}}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_no_task_imports_another(task: str) -> None:
+    others = tuple(f"reluformer.{other}" for other in TASKS if other != task)
+    borrowed = BORROWED.get(task, set())
+    used = set()
+    for path in (SOURCE / task).rglob("*.py"):
+        for name in imports_of(path, top_level_only=False):
+            if name.startswith(others):
+                source = next((module for module in borrowed if f"{name}.".startswith(f"{module}.")), None)
+                assert source is not None, f"{path.relative_to(SOURCE)} must not import {name}"
+                used.add(source)
+    assert used == borrowed, "what is no longer borrowed leaves the list"
 
 
 def module_of(path: Path) -> str:

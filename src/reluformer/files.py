@@ -1,23 +1,28 @@
-"""Files and directories that are either whole or absent, and locks of directories.
+"""Files and directories that are either whole or absent, locks of directories, and the lines of texts.
 
-They are written under another name, flushed to the disk, and renamed when they are whole. That
+Files are written under another name, flushed to the disk, and renamed when they are whole. That
 name is `.NAME.reluformer-XXXXXXXX.partial`; nothing else that ends in .partial is ever deleted.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
 import shutil
 import stat
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
-from reluformer.errors import StorageError
+from reluformer.errors import DataError, StorageError
 
+BYTE_ORDER_MARK = "\ufeff"
+HALF_PAIR = re.compile("[\ud800-\udfff]")
+"""Half of a surrogate pair, which JSON can write but UTF-8 cannot."""
 _MOST_DEPTH = 100
 _PARTIAL = re.compile(r"\..+\.reluformer-[0-9a-f]{8}\.partial", re.DOTALL)
 
@@ -282,3 +287,61 @@ def alone_in(directory: Path, *, busy: str | None = None) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+# ------------------------------------------------------------------ lines of texts
+
+
+def open_binary(path: Path) -> IO[bytes]:
+    """Opens a file of a corpus; it is unpacked where its name ends in .gz.
+
+    Raises:
+        DataError: The file is missing, cannot be opened, or is a pipe or a device.
+    """
+    try:
+        check_regular(path)
+        return cast(IO[bytes], gzip.open(path)) if path.suffix.lower() == ".gz" else path.open("rb")
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; check the paths of the data configuration") from None
+    except StorageError as error:
+        raise DataError(str(error)) from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be opened: {error.strerror}") from None
+
+
+def numbered_lines(path: Path, most_bytes: int) -> Iterator[tuple[int, bytes | None]]:
+    """Yields the lines of a file, numbered from 1, without their endings.
+
+    Args:
+        path: The file; `.gz` is unpacked.
+        most_bytes: A longer line is yielded as None and never held in memory.
+
+    Raises:
+        DataError: The file cannot be read; the message has the last line that could be.
+    """
+    number = 0
+    with open_binary(path) as file:
+        try:
+            while line := file.readline(most_bytes + 2):
+                number += 1
+                ended = line.endswith(b"\n")
+                while not ended and len(line) >= most_bytes + 2 and (rest := file.readline(2**20)):
+                    ended = rest.endswith(b"\n")
+                if number == 1:
+                    line = line.removeprefix(BYTE_ORDER_MARK.encode())
+                line = line.removesuffix(b"\n").removesuffix(b"\r")
+                yield number, line if len(line) <= most_bytes else None
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(f"{path}: cannot be read after line {number}: {error}") from None
+
+
+def decode_line(line: bytes, path: Path, number: int) -> str:
+    """Decodes a line of a file, or raises a `DataError` with file, line and byte."""
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        byte = line[error.start]
+        raise DataError(
+            f"{path}:{number}: not UTF-8 (byte 0x{byte:02x} at position {error.start + 1} of the line); "
+            "convert the file to UTF-8 first"
+        ) from None

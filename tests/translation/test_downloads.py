@@ -23,6 +23,7 @@ from urllib.request import Request
 
 import pytest
 
+from reluformer.downloads import Checksum, Digests, Patience, RemoteFile, WebRedirects, fetch
 from reluformer.errors import ArgumentError, DataError, ReluformerError, StorageError, UnknownNameError
 from reluformer.translation.corpus import read_documents
 from reluformer.translation.document import Skipped, SkipReason
@@ -30,15 +31,12 @@ from reluformer.translation.downloads import convert
 from reluformer.translation.downloads.catalogue import (
     DATASETS,
     RECORD,
-    Checksum,
     Dataset,
     ObtainedSet,
-    RemoteFile,
     find,
     obtain,
 )
 from reluformer.translation.downloads.convert import CONVERTERS, extract
-from reluformer.translation.downloads.fetch import Digests, Patience, WebRedirects, fetch
 from reluformer.translation.recipe import CorpusSource, DataConfig
 
 NO_PAUSE = Patience(attempts=3, timeout=5, pause=lambda seconds: None)

@@ -18,10 +18,10 @@ from reluformer.errors import ArgumentError
 from reluformer.training.progress import activity
 
 if TYPE_CHECKING:
+    from reluformer.downloads import DownloadProgress
     from reluformer.images.downloads import ImageSet
     from reluformer.language.recipe import LanguageRecipe
     from reluformer.translation.downloads.catalogue import Dataset, ObtainedSet
-    from reluformer.translation.downloads.fetch import DownloadProgress
 
 
 def prepare(

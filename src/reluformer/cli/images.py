@@ -15,8 +15,8 @@ from reluformer.cli.options import check_model, open_run, write_scores
 from reluformer.training.progress import activity
 
 if TYPE_CHECKING:
+    from reluformer.downloads import DownloadProgress
     from reluformer.images.downloads import ImageSet
-    from reluformer.translation.downloads.fetch import DownloadProgress
 
 
 def evaluate_images(run: Path, split: str, limit: int | None, out: Path | None, as_json: bool) -> None:

@@ -9,11 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from reluformer.downloads import Checksum, Digests, DownloadProgress, Patience, RemoteFile, fetch, silent
 from reluformer.errors import DataError
 from reluformer.files import alone_in
 from reluformer.images.dataset import FILES, read_split
-from reluformer.translation.downloads.catalogue import RemoteFile
-from reluformer.translation.downloads.fetch import Checksum, Digests, DownloadProgress, Patience, fetch, silent
 
 _ADDRESS = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 _MD5 = {

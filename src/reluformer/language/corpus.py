@@ -21,8 +21,6 @@ from reluformer import files
 from reluformer.errors import DataError, StorageError
 from reluformer.language.recipe import LanguageDataConfig, TextSource
 from reluformer.translation.embedded import generate
-from reluformer.translation.formats.plain import decode_line, numbered_lines
-from reluformer.translation.formats.tabular import HALF_PAIR
 from reluformer.translation.recipe import Split
 from reluformer.translation.tokenizer import BEGIN, END, Tokenizer
 
@@ -66,10 +64,10 @@ def _read(source: TextSource) -> Iterator[str]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    for number, line in numbered_lines(path, _MOST_CHARACTERS):
+    for number, line in files.numbered_lines(path, _MOST_CHARACTERS):
         if line is None:
             raise DataError(f"{path}:{number}: a line of more than {_MOST_CHARACTERS:,} bytes; split the document")
-        yield number, decode_line(line, path, number)
+        yield number, files.decode_line(line, path, number)
 
 
 def _text(lines: Iterator[tuple[int, str]], source: TextSource) -> Iterator[str]:
@@ -107,7 +105,7 @@ def _json_lines(lines: Iterator[tuple[int, str]], source: TextSource) -> Iterato
                 f"{source.path}:{number}: has no text under '{source.field}' (it has {known[:_MOST_SHOWN]}); "
                 "set field in the source"
             )
-        if HALF_PAIR.search(text):
+        if files.HALF_PAIR.search(text):
             raise DataError(f"{source.path}:{number}: half of a surrogate pair is no character; repair the line")
         yield text
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from reluformer.errors import ArgumentError, StorageError
+from reluformer.files import HALF_PAIR
 from reluformer.models import storage
 from reluformer.models.language_model import LanguageModel
 from reluformer.training.run import RunDirectory
-from reluformer.translation.formats.tabular import HALF_PAIR
 from reluformer.translation.tokenizer import BEGIN, END, PAD, SEPARATOR, UNKNOWN, Tokenizer
 
 NEVER = (PAD, BEGIN, SEPARATOR, UNKNOWN)

@@ -30,10 +30,10 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from reluformer.errors import ArgumentError, DataError, UnknownNameError, nearest
-from reluformer.files import write_text
+from reluformer.files import HALF_PAIR, write_text
 from reluformer.translation.formats import is_jsonl, read_text
 from reluformer.translation.formats.plain import split_lines
-from reluformer.translation.formats.tabular import HALF_PAIR, parse_json_line
+from reluformer.translation.formats.tabular import parse_json_line
 
 if TYPE_CHECKING:
     from reluformer.translation.document import Document

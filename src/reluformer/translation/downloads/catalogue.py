@@ -14,50 +14,26 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
-from urllib.parse import urlsplit, urlunsplit
 
-from reluformer.errors import ArgumentError, DataError, StorageError, UnknownNameError, nearest
-from reluformer.files import alone_in, write_text
-from reluformer.translation.document import Skipped
-from reluformer.translation.downloads.convert import CONVERTERS, Workspace, write_documents
-from reluformer.translation.downloads.fetch import (
+from reluformer.downloads import (
     Checksum,
     Digests,
     DownloadProgress,
     Patience,
+    RemoteFile,
     check_content,
     fetch,
     silent,
 )
+from reluformer.errors import DataError, StorageError, UnknownNameError, nearest
+from reluformer.files import alone_in, write_text
+from reluformer.translation.document import Skipped
+from reluformer.translation.downloads.convert import CONVERTERS, Workspace, write_documents
 from reluformer.translation.recipe import Split
 
 FORMAT = 1
 RECORD = "downloads.json"
 SPLITS: tuple[Split, ...] = get_args(Split)
-
-
-@dataclass(frozen=True)
-class RemoteFile:
-    """A remote file has a public address; `size` is in bytes, where it is published."""
-
-    url: str
-    checksum: Checksum | None = None
-    size: int | None = None
-
-    @property
-    def name(self) -> str:
-        """The name of the file in the directory of raw files."""
-        return urlsplit(self.url).path.rsplit("/", 1)[-1]
-
-    def address(self, mirror: str | None = None) -> str:
-        """Returns the address to download from; `mirror` takes the place of scheme and host."""
-        if mirror is None:
-            return self.url
-        parts = urlsplit(mirror)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise ArgumentError(f"--mirror {mirror}: give scheme and host, as in https://mirror.example.org")
-        path = parts.path.rstrip("/") + urlsplit(self.url).path
-        return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
 
 
 @dataclass(frozen=True)

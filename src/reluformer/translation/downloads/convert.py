@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from reluformer.errors import DataError, StorageError
-from reluformer.files import whole_file
+from reluformer.files import decode_line, numbered_lines, whole_file
 from reluformer.translation.document import Document, DocumentAssembler, Skipped, SkipReason
-from reluformer.translation.formats.plain import AlignedText, decode_line, numbered_lines
+from reluformer.translation.formats.plain import AlignedText
 from reluformer.translation.recipe import Split
 
 LEAK_WORDS = 10

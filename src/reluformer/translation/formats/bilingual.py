@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from reluformer.errors import ArgumentError, DataError
+from reluformer.files import BYTE_ORDER_MARK, decode_line, open_binary
 from reluformer.translation.document import Document, DocumentAssembler, SentencePair, Skipped, SkipReason
 from reluformer.translation.formats.markup import unescape
-from reluformer.translation.formats.plain import BYTE_ORDER_MARK, decode_line, open_binary
 from reluformer.translation.formats.skeleton import (
     AnyTranslation,
     CorpusFormat,

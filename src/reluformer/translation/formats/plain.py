@@ -1,8 +1,8 @@
-"""Plain text: running text or one sentence a line, and the files and lines of all text formats.
+"""Plain text: running text or one sentence a line, and the texts of all formats.
 
 Paragraphs, blank lines, line breaks and indentation come back as they were.
 
-Corpora are read by `numbered_lines`, whose lines end at LF (or CR LF) and nowhere else:
+Corpora are read by `files.numbered_lines`, whose lines end at LF (or CR LF) and nowhere else:
 Unicode's other separators (U+2028, U+0085, form feed) occur inside sentences, and breaking
 there would shift one side of an aligned pair. Documents for translation are read whole, and
 `split_lines` keeps every ending.
@@ -16,10 +16,10 @@ import zlib
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import IO, NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol
 
-from reluformer.errors import DataError, StorageError
-from reluformer.files import check_regular, whole_file
+from reluformer.errors import DataError
+from reluformer.files import BYTE_ORDER_MARK, decode_line, numbered_lines, whole_file
 from reluformer.translation.document import Document, DocumentAssembler, SentencePair
 from reluformer.translation.formats.skeleton import (
     CorpusFormat,
@@ -32,7 +32,6 @@ from reluformer.translation.formats.skeleton import (
 from reluformer.translation.formats.spans import split_units
 from reluformer.translation.splitters import Splitter
 
-BYTE_ORDER_MARK = "\ufeff"
 MOST_BYTES = 2**28
 """The most bytes of a text that is read whole."""
 UTF8_MOST_BYTES = 4
@@ -253,58 +252,3 @@ def write_text(path: str | Path, text: str) -> None:
     data = text.encode("utf-8")
     with whole_file(path) as file:
         file.write(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
-
-
-def open_binary(path: Path) -> IO[bytes]:
-    """Opens a file of a corpus; it is unpacked where its name ends in .gz.
-
-    Raises:
-        DataError: The file is missing, cannot be opened, or is a pipe or a device.
-    """
-    try:
-        check_regular(path)
-        return cast(IO[bytes], gzip.open(path)) if path.suffix.lower() == ".gz" else path.open("rb")
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; check the paths of the data configuration") from None
-    except StorageError as error:
-        raise DataError(str(error)) from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be opened: {error.strerror}") from None
-
-
-def numbered_lines(path: Path, most_bytes: int) -> Iterator[tuple[int, bytes | None]]:
-    """Yields the lines of a file, numbered from 1, without their endings.
-
-    Args:
-        path: The file; `.gz` is unpacked.
-        most_bytes: A longer line is yielded as None and never held in memory.
-
-    Raises:
-        DataError: The file cannot be read; the message has the last line that could be.
-    """
-    number = 0
-    with open_binary(path) as file:
-        try:
-            while line := file.readline(most_bytes + 2):
-                number += 1
-                ended = line.endswith(b"\n")
-                while not ended and len(line) >= most_bytes + 2 and (rest := file.readline(2**20)):
-                    ended = rest.endswith(b"\n")
-                if number == 1:
-                    line = line.removeprefix(BYTE_ORDER_MARK.encode())
-                line = line.removesuffix(b"\n").removesuffix(b"\r")
-                yield number, line if len(line) <= most_bytes else None
-        except (OSError, EOFError, zlib.error) as error:
-            raise DataError(f"{path}: cannot be read after line {number}: {error}") from None
-
-
-def decode_line(line: bytes, path: Path, number: int) -> str:
-    """Decodes a line of a file, or raises a `DataError` with file, line and byte."""
-    try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        byte = line[error.start]
-        raise DataError(
-            f"{path}:{number}: not UTF-8 (byte 0x{byte:02x} at position {error.start + 1} of the line); "
-            "convert the file to UTF-8 first"
-        ) from None

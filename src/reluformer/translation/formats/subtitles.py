@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from reluformer.errors import DataError
+from reluformer.files import BYTE_ORDER_MARK
 from reluformer.translation.formats.markup import unescape
-from reluformer.translation.formats.plain import BYTE_ORDER_MARK, TextLine, split_lines
+from reluformer.translation.formats.plain import TextLine, split_lines
 from reluformer.translation.formats.skeleton import Skeleton, TextFormat, TextPart, TextSkeleton, TextUnit
 from reluformer.translation.formats.spans import ADDRESS, Span, pair_tags, split_units
 

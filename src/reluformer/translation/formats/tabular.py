@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,15 +10,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from reluformer.errors import DataError
+from reluformer.files import BYTE_ORDER_MARK, HALF_PAIR, decode_line, numbered_lines
 from reluformer.translation.document import Document, DocumentAssembler, SentencePair, Skipped, SkipReason
 from reluformer.translation.formats.plain import (
-    BYTE_ORDER_MARK,
     UTF8_MOST_BYTES,
     SentenceGroups,
     TextLine,
-    decode_line,
     is_blank,
-    numbered_lines,
     split_lines,
 )
 from reluformer.translation.formats.skeleton import (
@@ -35,8 +32,6 @@ from reluformer.translation.formats.skeleton import (
 
 MOST_NESTED = 100
 """A line of JSON may nest lists and objects this deep."""
-HALF_PAIR = re.compile("[\ud800-\udfff]")
-"""Half of a surrogate pair, which JSON can write but UTF-8 cannot."""
 FUZZY = "fuzzy"
 """The last column of a row of TSV or CSV whose translation is doubtful; JSON lines number such sentences."""
 _NESTED_TOO_DEEP = object()

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from reluformer import __version__
 from reluformer.errors import ArgumentError, DataError, StorageError
@@ -92,6 +92,30 @@ class Digests:
     def match(self, checksum: Checksum) -> bool:
         """Returns whether the file has the published checksum."""
         return (self.sha256 if checksum.algorithm == "sha256" else self.md5) == checksum.digest
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A remote file has a public address; `size` is in bytes, where it is published."""
+
+    url: str
+    checksum: Checksum | None = None
+    size: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the file in the directory of raw files."""
+        return urlsplit(self.url).path.rsplit("/", 1)[-1]
+
+    def address(self, mirror: str | None = None) -> str:
+        """Returns the address to download from; `mirror` takes the place of scheme and host."""
+        if mirror is None:
+            return self.url
+        parts = urlsplit(mirror)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise ArgumentError(f"--mirror {mirror}: give scheme and host, as in https://mirror.example.org")
+        path = parts.path.rstrip("/") + urlsplit(self.url).path
+        return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
 
 
 class _Interrupted(Exception):
