@@ -157,13 +157,12 @@ def get_set(
 
     Example: reluformer data get multi30k --to data
     """
-    from reluformer.cli.images import get_images
     from reluformer.images.downloads import SETS
     from reluformer.translation.downloads.catalogue import find, obtain
 
     if name in SETS:
         with _download_bars() as progress:
-            get_images(SETS[name], to, mirror, progress, as_json)
+            _get_images(SETS[name], to, mirror, progress, as_json)
         return
     dataset = find(name, SETS)
     with _download_bars() as progress:
@@ -174,6 +173,20 @@ def get_set(
         )
         return
     _print_outcome(dataset, outcome)
+
+
+def _get_images(chosen: ImageSet, to: Path, mirror: str | None, progress: DownloadProgress, as_json: bool) -> None:
+    """Download a set of images, and print what it holds and the lines that a recipe needs."""
+    from reluformer.images.downloads import obtain
+
+    counts = obtain(chosen, to, mirror=mirror, progress=progress)
+    directory = to / chosen.name
+    if as_json:
+        typer.echo(json.dumps({"directory": str(directory), "images": counts}, indent=2))
+        return
+    typer.echo(", ".join(f"{count:,} images in {split}" for split, count in counts.items()) + f": {directory}")
+    typer.echo(f"Licence: {chosen.licence}. Cite: {chosen.citation}.")
+    typer.echo(f"In a recipe:\ntask: images\ndata:\n  directory: {json.dumps(str(directory))}")
 
 
 def _dataset_as_json(dataset: Dataset) -> dict[str, Any]:

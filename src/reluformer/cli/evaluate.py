@@ -1,8 +1,9 @@
-"""`reluformer evaluate` and `reluformer score`: scores the translations of a run, or of files."""
+"""`reluformer evaluate` and `reluformer score`: scores a run on a split of its data, or translations in files."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -14,8 +15,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from reluformer import __version__
-from reluformer.cli.generate import evaluate_language
-from reluformer.cli.images import evaluate_images
 from reluformer.cli.options import (
     AsJson,
     Beam,
@@ -30,11 +29,13 @@ from reluformer.cli.options import (
     find_run,
     open_run,
     task_of,
+    write_scores,
 )
 from reluformer.errors import ArgumentError, DataError, StorageError
 from reluformer.training.progress import activity, counted
 
 if TYPE_CHECKING:
+    from reluformer.language.scoring import LanguageScores
     from reluformer.translation.embedded import DiscourseScores
     from reluformer.translation.scoring import EvaluatedRun, Scores
     from reluformer.translation.significance import Comparison
@@ -91,7 +92,7 @@ def evaluate(
         if any(given) or device not in ("auto", "cpu"):
             kind = "a language model" if task == "language" else "an image model"
             raise ArgumentError(f"{run}: {kind} has no translations; give only --split, --limit and --out")
-        (evaluate_language if task == "language" else evaluate_images)(run, split.value, limit, out, as_json)
+        (_evaluate_language if task == "language" else _evaluate_images)(run, split.value, limit, out, as_json)
         return
     against = None if against is None else find_run(against)
     open_run(run).check_recipe()
@@ -176,6 +177,99 @@ def _tallies(discourse: DiscourseScores) -> dict[str, dict[str, Any]]:
     by_distance = {f"  antecedent {distance} back": tally for distance, tally in discourse.pronoun_by_distance.items()}
     tallies = {"pronouns": discourse.pronoun, **by_distance, "terms": discourse.term}
     return {label: tally.to_dict() for label, tally in tallies.items()}
+
+
+def _evaluate_language(run: Path, split: str, limit: int | None, out: Path | None, as_json: bool) -> None:
+    """Print the perplexity and the loss by position of rows as long as in training, and 2 and 4 times as long.
+
+    Args:
+        run: The run.
+        split: "valid" or "test".
+        limit: At most so many rows; None for all.
+        out: Where the scores are written. Default: RUN/evaluation/SPLIT.json.
+        as_json: Whether to print them as JSON.
+    """
+    check_model(run)
+    from reluformer import language
+    from reluformer.language.corpus import LanguageCorpus
+    from reluformer.language.recipe import LanguageRecipe
+    from reluformer.language.scoring import evaluate
+
+    recipe = open_run(run).recipe(LanguageRecipe)
+    model, corpus = language.load(run).model, LanguageCorpus(_prepared(run))
+    scores = []
+    with activity(f"reading the {split} split"):
+        for times in (1, 2, 4):
+            try:
+                scores.append(evaluate(model, corpus, split, times * recipe.data.context, limit))
+            except DataError:
+                if times == 1:
+                    raise
+    figures = {"scores": [score.to_dict() for score in scores]}
+    _show_and_write(run, split, limit, out, as_json, figures, _table_of_lengths(scores))
+
+
+def _evaluate_images(run: Path, split: str, limit: int | None, out: Path | None, as_json: bool) -> None:
+    """Print the accuracy of a run on one split; the arguments are those of `_evaluate_language`, for images."""
+    check_model(run)
+    from reluformer.images import scoring
+
+    with activity(f"classifying the {split} images"):
+        scores = scoring.evaluate(scoring.load(run), scoring.images_of(run, split, limit))
+    shown = (
+        f"accuracy {scores.accuracy:.2%} of {scores.images:,} images, cross-entropy {scores.loss:.4f}, "
+        f"{scores.zero_fraction:.1%} of the attention weights exactly zero; {scores.seconds:.1f} s"
+    )
+    _show_and_write(run, split, limit, out, as_json, scores.to_dict(), shown)
+
+
+def _show_and_write(
+    run: Path,
+    split: str,
+    limit: int | None,
+    out: Path | None,
+    as_json: bool,
+    figures: Mapping[str, Any],
+    shown: str | Table,
+) -> None:
+    """Print the figures of a model that does not translate, as JSON or as they are `shown`, and write them."""
+    content = {
+        "reluformer": __version__,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "split": split,
+        "limit": limit,
+        "note": open_run(run).weights_note,
+        **figures,
+    }
+    if as_json:
+        typer.echo(json.dumps(content, indent=2))
+    else:
+        Console(highlight=False).print(shown)
+    write_scores(run / "evaluation" / f"{split}.json" if out is None else out, content, required=out is not None)
+
+
+def _prepared(run: Path) -> Path:
+    """Return the directory of the prepared corpus, which is that of the run unless it was trained elsewhere."""
+    path = run / "data"
+    if not path.is_dir():
+        raise StorageError(f"{run}: has no prepared corpus in {path}; copy it there, or train the run again")
+    return path
+
+
+def _table_of_lengths(scores: list[LanguageScores]) -> Table:
+    """Show the loss of each length of rows, overall and by position."""
+    table = Table(title="loss in nats for each token", title_justify="left")
+    table.add_column("")
+    for score in scores:
+        table.add_column(f"{score.context:,} tokens", justify="right")
+    table.add_row("perplexity", *(f"{score.perplexity:.2f}" for score in scores))
+    table.add_row("loss", *(f"{score.loss:.4f}" for score in scores))
+    table.add_row("weights exactly zero", *(f"{score.zero_fraction:.1%}" for score in scores))
+    table.add_row("rows", *(f"{score.rows:,}" for score in scores))
+    for bucket in scores[-1].by_position:
+        cells = (score.by_position.get(bucket) for score in scores)
+        table.add_row(f"  after {bucket}", *("" if cell is None else f"{cell:.4f}" for cell in cells))
+    return table
 
 
 def score(

@@ -16,13 +16,12 @@ from typing import Any, Self, Unpack
 import torch
 from torch import Tensor, nn
 
-from reluformer.errors import ConfigError, StorageError
 from reluformer.images.dataset import LabelledImages, check_fit, load_splits
 from reluformer.images.recipe import ImageRecipe
 from reluformer.images.scoring import accuracy
 from reluformer.models import storage
 from reluformer.models.image_model import ImageModel
-from reluformer.training.corpus_task import TrainingOptions, fit_recipe
+from reluformer.training.corpus_task import RecipeTask, TrainingOptions, fit_recipe
 from reluformer.training.fit import TrainingResult
 from reluformer.training.objective import LossSums, Objective
 from reluformer.training.task import Evaluate
@@ -126,13 +125,10 @@ class ImageValidation:
             yield ImageBatch(self._split.images[mine], self._split.labels[mine], self._tokens)
 
 
-class ImageTask:
-    """An image model and its images; implements `training.task.Task`."""
+class ImageTask(RecipeTask):
+    """An image model and its images, which need no preparation; implements `training.task.Task`."""
 
-    def __init__(self, recipe: ImageRecipe, data: Path, evaluate: Evaluate | None = None) -> None:
-        """Take the recipe, the directory for prepared data, which images do not need, and more scores."""
-        self.recipe = recipe.replace(data=recipe.data.resolved())
-        self._evaluate = evaluate
+    recipe: ImageRecipe
 
     @cached_property
     def splits(self) -> dict[str, LabelledImages]:
@@ -146,7 +142,7 @@ class ImageTask:
         """The accuracy on the validation images, and the scores that the caller wants at each validation."""
         if "valid" not in self.splits:
             return None
-        more = self._evaluate or (lambda model: {})
+        more = super().evaluate or (lambda model: {})
         return lambda model: {"accuracy": accuracy(model, self.splits["valid"]), **more(model)}
 
     def prepare(self, report: Callable[[str], None]) -> None:
@@ -173,19 +169,6 @@ class ImageTask:
     def build_objective(self, model: nn.Module) -> ImageObjective:
         """Returns the loss of the recipe."""
         return ImageObjective(model, self.recipe.training.label_smoothing, self.recipe.training.regularizer)
-
-    def load_initial(self, directory: Path) -> ImageModel:
-        """Returns a saved model of the same sizes.
-
-        Raises:
-            ConfigError: The model has other sizes.
-        """
-        model = self.build_model()
-        try:
-            storage.load_weights(directory, model)
-        except StorageError as error:
-            raise ConfigError(f"--init-from: {error}; give the section 'model' the sizes of that model") from None
-        return model
 
     def save_model(self, directory: Path, weights: Mapping[str, Tensor]) -> None:
         """Writes the weights and the configuration of the model."""

@@ -28,15 +28,14 @@ from reluformer.models.language_model import LanguageModel
 from reluformer.study.plan import Run
 from reluformer.study.trainings import (
     Context,
-    InterruptedRunError,
     StudyProgress,
     chosen_rate,
     find_corpus,
+    finish,
     outcome_of,
     rounded,
     thinned,
 )
-from reluformer.training.objective import DivergedError
 from reluformer.training.run import RunDirectory
 
 LANGUAGES = ("en", "de")
@@ -50,13 +49,8 @@ def run(run: Run, context: Context) -> dict[str, Any]:
     prepared = context.study.data / _prepared_name(recipe.data)
     summary = prepare(recipe.data, prepared)
     directory = RunDirectory(context.study.training(run))
-    if directory.status.get("status") != "diverged":  # else it was stopped before it could report that
-        try:
-            result = train(recipe, directory.path, progress=StudyProgress(context.report), prepared=prepared)
-            if result.status == "interrupted":
-                raise InterruptedRunError(f"interrupted after update {result.step}")
-        except DivergedError as error:
-            print(error, flush=True)
+    progress = StudyProgress(context.report)
+    finish(directory, lambda: train(recipe, directory.path, progress=progress, prepared=prepared))
     outcome = outcome_of(directory.status)
     losses = directory.log.events("valid")
     finished = outcome["status"] == "finished"

@@ -31,6 +31,7 @@ from reluformer.rules import OutputNorm, Rowwise
 from reluformer.study.plan import Run
 from reluformer.study.results import StudyDirectory
 from reluformer.training.config import TrainingConfig
+from reluformer.training.fit import TrainingResult
 from reluformer.training.objective import DivergedError
 from reluformer.training.progress import UpdateReport
 from reluformer.training.run import RunDirectory
@@ -135,15 +136,8 @@ def run(run: Run, context: Context) -> dict[str, Any]:
     start = None if run.start is None else context.study.training(run.start)
     if run.start is not None and context.needed(run.start)["status"] == "diverged":
         return {"status": "diverged", "message": "the training it starts from diverged", "lr": lr, "step": 0}
-    if directory.status.get("status") != "diverged":  # else it was stopped before it could report that
-        try:
-            result = train(
-                recipe, directory.path, init_from=start, progress=StudyProgress(context.report), prepared=prepared
-            )
-            if result.status == "interrupted":
-                raise InterruptedRunError(f"interrupted after update {result.step}")
-        except DivergedError as error:
-            print(error, flush=True)
+    progress = StudyProgress(context.report)
+    finish(directory, lambda: train(recipe, directory.path, init_from=start, progress=progress, prepared=prepared))
     outcome = outcome_of(directory.status)
     directory.drop_checkpoints()
     losses = directory.log.events("valid")
@@ -160,6 +154,29 @@ def run(run: Run, context: Context) -> dict[str, Any]:
             for event in directory.log.events("telemetry")
         ],
     }
+
+
+def finish(directory: RunDirectory, training: Callable[[], TrainingResult]) -> None:
+    """Train until the run has finished or diverged, which its status then says.
+
+    A run that has diverged is not trained again: it was stopped before it could report that.
+
+    Args:
+        directory: The directory of the run.
+        training: Trains, or resumes the training.
+
+    Raises:
+        InterruptedRunError: A signal ended the training early.
+    """
+    if directory.status.get("status") == "diverged":
+        return
+    try:
+        result = training()
+    except DivergedError as error:
+        print(error, flush=True)
+        return
+    if result.status == "interrupted":
+        raise InterruptedRunError(f"interrupted after update {result.step}")
 
 
 def chosen_rate(run: Run, context: Context) -> float:

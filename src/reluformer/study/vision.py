@@ -14,8 +14,7 @@ from reluformer.errors import DataError
 from reluformer.images.recipe import ImageRecipe
 from reluformer.images.scoring import evaluate, images_of
 from reluformer.study.plan import Run
-from reluformer.study.trainings import Context, InterruptedRunError, StudyProgress, rounded
-from reluformer.training.objective import DivergedError
+from reluformer.study.trainings import Context, StudyProgress, finish, rounded
 from reluformer.training.run import RunDirectory
 
 PACKAGED = Path("/usr/share/datasets/fashion-mnist")
@@ -26,13 +25,7 @@ def run_images(run: Run, context: Context) -> dict[str, Any]:
     """Train an image model; returns its accuracy on the test images and its validation by step."""
     recipe = recipe_of(run, context.data)
     directory = RunDirectory(context.study.training(run))
-    if directory.status.get("status") != "diverged":  # else it was stopped before it could report that
-        try:
-            result = images.train(recipe, directory.path, progress=StudyProgress(context.report))
-            if result.status == "interrupted":
-                raise InterruptedRunError(f"interrupted after update {result.step}")
-        except DivergedError as error:
-            print(error, flush=True)
+    finish(directory, lambda: images.train(recipe, directory.path, progress=StudyProgress(context.report)))
     status = directory.status
     if status["status"] != "finished":
         return {"status": "diverged", **{key: status.get(key) for key in ("message", "step", "layer")}}

@@ -1,4 +1,4 @@
-"""What tasks share that learn from a prepared corpus with a tokenizer, and training by a recipe."""
+"""What tasks share that are given by a recipe, what those with a prepared corpus add, and training by a recipe."""
 
 from __future__ import annotations
 
@@ -20,15 +20,13 @@ from reluformer.training.task import Evaluate, Task
 AnyRecipe = TypeVar("AnyRecipe", bound=TrainingRecipe)
 
 
-class CorpusTask:
-    """What tasks share that learn from a prepared corpus with a tokenizer: where it lies, and how a model is kept."""
+class RecipeTask:
+    """What tasks share that are given by a recipe: its data, the scores of the caller, and the first weights."""
 
     recipe: Any
-    corpus: Any
-    """The prepared corpus, with its `tokenizer`."""
 
     def __init__(self, recipe: Any, data: Path, evaluate: Evaluate | None = None) -> None:
-        """Take the recipe, the directory of the prepared corpus, and more scores to compute at each validation."""
+        """Take the recipe, the directory for prepared data, and more scores to compute at each validation."""
         self.recipe = recipe.replace(data=recipe.data.resolved())
         self.data = data
         self._evaluate = evaluate
@@ -39,8 +37,28 @@ class CorpusTask:
         return self._evaluate
 
     def build_model(self) -> nn.Module:
-        """Returns a new model for the vocabulary of the corpus."""
+        """Returns a new model."""
         raise NotImplementedError
+
+    def load_initial(self, directory: Path) -> nn.Module:
+        """Returns a saved model of the same sizes.
+
+        Raises:
+            ConfigError: The model has other sizes.
+        """
+        model = self.build_model()
+        try:
+            storage.load_weights(directory, model)
+        except StorageError as error:
+            raise ConfigError(f"--init-from: {error}; give the section 'model' the sizes of that model") from None
+        return model
+
+
+class CorpusTask(RecipeTask):
+    """What tasks share that learn from a prepared corpus with a tokenizer, which is kept beside the model."""
+
+    corpus: Any
+    """The prepared corpus, with its `tokenizer`."""
 
     def load_initial(self, directory: Path) -> nn.Module:
         """Returns a saved model of the same sizes and with the same tokenizer.
@@ -54,12 +72,7 @@ class CorpusTask:
                 f"--init-from {directory}: that model has another tokenizer than this corpus was prepared with; "
                 f"set data.tokenizer.path: {directory}"
             )
-        model = self.build_model()
-        try:
-            storage.load_weights(directory, model)
-        except StorageError as error:
-            raise ConfigError(f"--init-from: {error}; give the section 'model' the sizes of that model") from None
-        return model
+        return super().load_initial(directory)
 
     def save_model(self, directory: Path, weights: Mapping[str, Tensor]) -> None:
         """Writes the tokenizer, the weights and the configuration of the model."""
