@@ -70,6 +70,7 @@ def test_options_round_trip() -> None:
         ),
         ({"name": "relu_exp", "delta": True}, ArgumentError, "delta must be a finite number, got True"),
         ({"name": "relu_exp", "cap": 0}, ArgumentError, "'relu_exp': cap must be a positive number, got 0"),
+        ({"name": "polynomial", "p": 2.5}, ArgumentError, "'polynomial': p must be a whole number, got 2.5.* use 3"),
         ({"name": "relu_exp", "cap": "high"}, ArgumentError, "'relu_exp': cap must be a positive number, got 'high'"),
         ({"name": "relu", "learn_gamma": "no"}, ArgumentError, "learn_gamma must be true or false, got 'no'"),
         ({"gamma": 1}, ArgumentError, "a mapping with 'name'"),

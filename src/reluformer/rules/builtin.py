@@ -404,9 +404,15 @@ class Polynomial(Pointwise):
 
     signed: ClassVar[bool] = True
     p: int = 3
+    """A whole number, as scores below zero have no other power."""
 
     def __post_init__(self) -> None:
         positive(self, p=self.p)
+        if self.p != math.floor(self.p):
+            raise ArgumentError(
+                f"rule '{self.name}': p must be a whole number, got {self.p!r}, as scores below zero have no other "
+                f"power; use {math.ceil(self.p)}"
+            )
 
     @property
     def turning(self) -> tuple[float, ...]:  # type: ignore[override]
