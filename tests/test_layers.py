@@ -322,8 +322,24 @@ class TestAttentionOfLanguageModels:
         for other in (gated, grouped):
             with pytest.raises(ArgumentError, match="another model or batch"):
                 other(normal(1, 1, 16), cache=cache)
-        with pytest.raises(ArgumentError, match="key_heads=3 does not divide heads=4"):
-            Attention(16, 4, rules.get("softmax"), options=AttentionOptions(key_heads=3))
+
+    @pytest.mark.parametrize(
+        ("width", "heads", "options", "message"),
+        [
+            (16, 4, {"key_heads": 3}, "key_heads=3 does not divide heads=4; use a divisor"),
+            (16, 4, {"key_heads": 0}, "key_heads=0 must be at least 1"),
+            (16, 0, {}, "heads=0 must be at least 1"),
+            (30, 4, {}, "heads=4 does not divide width=30; change one of them"),
+            (16, 4, {"forget": "foo"}, "forget='foo' is unknown; valid: fixed, spread, zero"),
+            (16, 4, {"forget": "spred"}, "forget='spred' is unknown; did you mean 'spread'"),
+            (16, 4, {"forget": "zero", "forget_on": "weight"}, "forget_on='weight' .* did you mean 'weights'"),
+        ],
+    )
+    def test_options_that_do_not_fit_are_refused(
+        self, width: int, heads: int, options: dict[str, object], message: str
+    ) -> None:
+        with pytest.raises(ArgumentError, match=message):
+            Attention(width, heads, rules.get("softmax"), options=AttentionOptions(**options))
 
     def test_a_cache_follows_its_beams(self) -> None:
         attention = Attention(16, 4, rules.get("relu"), causal=True, options=self.PRO).double()

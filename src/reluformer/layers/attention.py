@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from reluformer import memory
-from reluformer.errors import ArgumentError
+from reluformer.errors import ArgumentError, nearest
 from reluformer.kernels import GateOn, Window
 from reluformer.kernels.products import Linear
 from reluformer.layers.norms import output_norm
@@ -175,6 +175,11 @@ class AttentionOptions:
     output_gate: bool = False
     shift: bool = False
 
+    def __post_init__(self) -> None:
+        for option, value, kind in (("forget", self.forget, ForgetGate), ("forget_on", self.forget_on, GateOn)):
+            if value not in get_args(kind) and (option, value) != ("forget", None):
+                raise ArgumentError(f"{option}={value!r} is unknown; {nearest(str(value), get_args(kind))}")
+
 
 SHORTEST_MEMORY, LONGEST_MEMORY = 2.0, 2000.0
 """Tokens that the heads of a gate with spread biases remember at the start: 1 / (1 - f)."""
@@ -191,6 +196,10 @@ class Attention(nn.Module):
         learn_offset: whether each head learns a number that is added to its scores, started at 0. A rule to which
             only differences of scores matter takes none.
         options: grouped heads, a window, gates, norms and shifts.
+
+    Raises:
+        ArgumentError: the heads do not divide the width, the heads of keys do not divide the heads, or one of these
+            numbers is not positive.
 
     Example:
         >>> from reluformer import rules
@@ -212,6 +221,11 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = heads
         self.key_heads = heads if options.key_heads is None else options.key_heads
+        for name, number in (("width", width), ("heads", heads), ("key_heads", self.key_heads)):
+            if number < 1:
+                raise ArgumentError(f"{name}={number} must be at least 1")
+        if width % heads:
+            raise ArgumentError(f"heads={heads} does not divide width={width}; change one of them")
         if heads % self.key_heads:
             raise ArgumentError(f"key_heads={self.key_heads} does not divide heads={heads}; use a divisor")
         head_width = width // heads
