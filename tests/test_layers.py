@@ -323,6 +323,37 @@ class TestAttentionOfLanguageModels:
             with pytest.raises(ArgumentError, match="another model or batch"):
                 other(normal(1, 1, 16), cache=cache)
 
+    @pytest.mark.parametrize("shift", [False, True], ids=["plain", "shift"])
+    @pytest.mark.parametrize(
+        ("offsets", "message"),
+        [
+            (torch.tensor([0, 9]), "offsets must rise from 0 to the number of slots, 5"),
+            (torch.tensor([0, 4, 3, 5]), "offsets must rise from 0 to the number of slots, 5"),
+            (torch.tensor([0.0, 5.0]), "offsets must be a tensor of integers"),
+            ([0, 5], "offsets must be a tensor of integers"),
+        ],
+        ids=str,
+    )
+    def test_offsets_that_do_not_fit_are_refused(self, offsets: object, message: str, shift: bool) -> None:
+        attention = Attention(16, 4, rules.get("relu"), causal=True, options=AttentionOptions(shift=shift))
+        with pytest.raises(ArgumentError, match=message):
+            attention(normal(1, 5, 16), offsets=offsets)
+
+    def test_packed_sequences_cannot_follow_a_cache(self) -> None:
+        attention, cache = Attention(16, 4, rules.get("relu"), causal=True, options=self.PRO), SlotCache()
+        attention(normal(1, 3, 16), cache=cache)
+        with pytest.raises(ArgumentError, match="offsets with 2 queries and 5 slots"):
+            attention(normal(1, 2, 16), offsets=torch.tensor([0, 2]), cache=cache)
+
+    @pytest.mark.parametrize("options", [AttentionOptions(), PRO], ids=["plain", "pro"])
+    def test_no_tokens_give_nothing_and_change_no_cache(self, options: AttentionOptions) -> None:
+        attention = Attention(16, 4, rules.get("relu_chance"), causal=True, options=options)
+        x, nothing = normal(2, 5, 16), normal(2, 0, 16)
+        assert attention(nothing)[0].shape == (2, 0, 16)
+        cache = SlotCache()
+        parts = [attention(part, cache=cache)[0] for part in (nothing, x[:, :3], nothing, x[:, 3:])]
+        torch.testing.assert_close(torch.cat(parts, dim=1), attention(x)[0])
+
     @pytest.mark.parametrize(
         ("width", "heads", "options", "message"),
         [

@@ -368,7 +368,7 @@ def _visibility(
     if window is not None:
         window = _checked_window(window, queries, slots)
     if offsets is not None:
-        _check_offsets(offsets, batch, queries, slots)
+        check_offsets(offsets, batch, queries, slots)
     if key_mask is not None:
         _check_boolean("key_mask", key_mask)
         if key_mask.shape != (batch, slots):
@@ -408,7 +408,15 @@ def _checked_window(window: Window, queries: int, slots: int) -> Window:
     return left, right
 
 
-def _check_offsets(offsets: Tensor, batch: int, queries: int, slots: int) -> None:
+def check_offsets(offsets: Tensor, batch: int, queries: int, slots: int) -> None:
+    """Raise an error that names what is wrong with the offsets of packed sequences, if anything is.
+
+    Args:
+        offsets: what was given as offsets.
+        batch: B.
+        queries: Tq.
+        slots: Tk.
+    """
     if not isinstance(offsets, Tensor) or offsets.ndim != 1 or offsets.dtype not in (torch.int32, torch.int64):
         found = f"{offsets.dtype} of shape {tuple(offsets.shape)}" if isinstance(offsets, Tensor) else repr(offsets)
         raise ArgumentError(f"offsets must be a tensor of integers (S + 1), got {found}; convert it with .long()")

@@ -93,6 +93,14 @@ def test_a_state_of_another_model_is_refused() -> None:
         model.step(tokens(1, 3), state)
 
 
+@pytest.mark.parametrize("architecture", ["transformer", "reluformer_pro"])
+def test_no_tokens_have_no_logits(architecture: str) -> None:
+    model = small(architecture)
+    assert model(tokens(2, 0)).logits.shape == (2, 0, 40)
+    state = model.start()
+    assert model.step(tokens(2, 0), state).shape == (2, 0, 32) and state.length == 0
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -209,7 +209,8 @@ def with_gate(bias: Bias | None, gate: Gate, queries: int) -> Bias:
 
 def per_key_head(x: Tensor, heads: int) -> Tensor:
     """Return x (B, H, T, ...) as (B, heads, H / heads * T, ...), so that queries with the same keys stand in a row."""
-    return x if x.size(1) == heads else x.reshape(x.size(0), heads, -1, *x.shape[3:])
+    rows = x.size(1) * x.size(2) // heads
+    return x if x.size(1) == heads else x.reshape(x.size(0), heads, rows, *x.shape[3:])
 
 
 def grouped_product(a: Tensor, b: Tensor) -> Tensor:

@@ -317,6 +317,11 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Mix each key and value with those of the token before; the first of a sequence has nothing before it."""
         assert self.shift is not None
+        if offsets is not None:
+            before_these = 0 if cache is None else cache.length
+            memory.check_offsets(offsets, tokens.size(0), tokens.size(1), before_these + tokens.size(1))
+        if not tokens.size(1):
+            return keys, values
         share = torch.sigmoid(self.shift(tokens)).transpose(1, 2).unsqueeze(-1)  # (B, 2 Hk, T, 1)
         if offsets is not None:
             first = torch.zeros(tokens.size(1) + 1, dtype=torch.bool, device=tokens.device)
@@ -369,12 +374,15 @@ class Attention(nn.Module):
         slots that is smaller than that of x by a factor is shared by so many consecutive
         rows (the beams of one source), without being repeated.
         """
+        batch, length, width = x.shape
+        queries = self.query(x)
         if slots is None:
             slots = self.slots(x, mask, rotation, offsets, cache)
             slots = slots if cache is None else cache.append(slots)._replace(mask=mask)
-        batch, length, width = x.shape
-        shared = batch // slots.keys.size(0) if batch else 1
-        q = self.split_heads(self.query(x).reshape(-1, shared * length, width))
+        else:
+            shared = batch // slots.keys.size(0) if batch else 1
+            queries = queries.reshape(-1, shared * length, width)
+        q = self.split_heads(queries)
         if self.query_norm is not None:
             q = self.query_norm(q)
         if rotation is not None:
