@@ -317,11 +317,23 @@ class TestAttentionOfLanguageModels:
             Attention(16, 4, rules.get("softmax"), causal=True, options=AttentionOptions(key_heads=heads))
             for heads in (4, 2)
         )
+        wide, shifted = (
+            Attention(width, 4, rules.get("softmax"), causal=True, options=AttentionOptions(shift=width == 16))
+            for width in (32, 16)
+        )
         cache = SlotCache()
         plain(normal(1, 3, 16), cache=cache)
-        for other in (gated, grouped):
-            with pytest.raises(ArgumentError, match="another model or batch"):
-                other(normal(1, 1, 16), cache=cache)
+        for other, width, message in (
+            (gated, 16, "forget gates 0 there and 4 here"),
+            (grouped, 16, "key heads 4 there and 2 here"),
+            (wide, 32, "head width 4 there and 8 here, width of values 4 there and 8 here"),
+            (shifted, 16, "shift False there and True here"),
+        ):
+            with pytest.raises(ArgumentError, match=f"cache belongs to another model or batch: {message}; start a new"):
+                other(normal(1, 1, width), cache=cache)
+        with pytest.raises(ArgumentError, match=r"dtype torch.float32 there and torch.float64 here; start a new cache"):
+            plain.double()(normal(1, 1, 16).double(), cache=cache)
+        assert cache.length == 3
 
     @pytest.mark.parametrize("shift", [False, True], ids=["plain", "shift"])
     @pytest.mark.parametrize(

@@ -70,6 +70,18 @@ class Config(BaseModel):
         """Returns a copy with some values changed; the copy is validated again."""
         return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
 
+    def differences(self, other: Config) -> str:
+        """Returns how another configuration of the same class differs from this one; "" if it does not.
+
+        Example:
+            >>> class Size(Config):
+            ...     width: int = 64
+            >>> Size().differences(Size(width=32))
+            'width is 32 there and 64 here'
+        """
+        triples = ((name, getattr(other, name), getattr(self, name)) for name in type(self).model_fields)
+        return ", ".join(f"{name} is {_shown(a)} there and {_shown(b)} here" for name, a, b in triples if a != b)
+
 
 def possible_path(path: Any) -> Any:
     """Returns a path as it was given.

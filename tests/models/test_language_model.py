@@ -82,15 +82,39 @@ def test_models_of_another_kind_are_refused(tmp_path: Path) -> None:
         rf.LanguageModel.load(tmp_path / "translation")
 
 
-def test_a_state_of_another_model_is_refused() -> None:
-    model, other = small(), small(layers=1)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers": 1}, "layers is 1 there and 2 here"),
+        ({"positions": "none"}, "positions is 'none' there and 'forget' here"),
+        ({"forget_on": "weights"}, "forget_on is 'weights' there and 'scores' here"),
+        ({"shift": False}, "shift is False there and True here"),
+        ({"attention": "relu"}, r"attention is Relu\(.*\) there and ReluChance\(.*\) here"),
+    ],
+    ids=str,
+)
+def test_a_state_of_another_model_is_refused(changes: dict[str, object], message: str) -> None:
+    model, other = small(), small(**changes)
     state = other.start()
-    with pytest.raises(ArgumentError, match="state has 1 layers and the model 2"):
+    other.step(tokens(1, 3), state)
+    with pytest.raises(ArgumentError, match=f"state was begun by another model: {message}; begin a new one with start"):
         model.step(tokens(1, 3), state)
+    assert state.length == 3
+
+
+def test_a_state_of_another_batch_is_refused() -> None:
+    model = small()
     state = model.start()
     model.step(tokens(2, 3), state)
-    with pytest.raises(ArgumentError, match="another model or batch"):
+    with pytest.raises(ArgumentError, match="another model or batch: batch 2 there and 1 here"):
         model.step(tokens(1, 3), state)
+
+
+def test_a_model_of_the_same_configuration_continues_a_state() -> None:
+    model, twin = small(), small()
+    state = model.start()
+    found = [model.step(tokens(1, 6)[:, :4], state), twin.step(tokens(1, 6)[:, 4:], state)]
+    torch.testing.assert_close(torch.cat(found, dim=1), model.states(tokens(1, 6))[0])
 
 
 @pytest.mark.parametrize("architecture", ["transformer", "reluformer_pro"])

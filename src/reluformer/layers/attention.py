@@ -47,30 +47,40 @@ class SlotCache:
         self.length = 0
         self.last: tuple[Tensor, Tensor] | None = None
         self._buffers: list[Tensor] = []
+        self._kind: tuple[object, ...] = ()
+        """What `check` compares with new slots; empty where there are none yet."""
 
     def append(self, new: TokenSlots) -> TokenSlots:
         """Add the slots of the newest tokens, and return all slots so far."""
         parts = [new.keys, new.values] + ([] if new.gate is None else [new.gate])
-        self.check(new.keys.size(0), new.keys.size(1), new.gate is not None)
+        made = (new.keys, new.values, 0 if new.gate is None else new.gate.size(1), self.last is not None)
+        self.check(*made)
         needed = self.length + new.keys.size(2)
-        if not self._buffers or needed > self._buffers[0].size(2):
+        if not self.length or needed > self._buffers[0].size(2):
             self._grow(parts, capacity=max(16, 2 * needed))
+            self._kind = _kind_of(*made)
         for buffer, part in zip(self._buffers, parts, strict=True):
             buffer[:, :, self.length : needed] = part
         self.length = needed
         return self.slots
 
-    def check(self, batch: int, key_heads: int, gated: bool) -> None:
-        """Raise an error if new slots of these sizes cannot follow those that the cache holds."""
-        if not self._buffers:
+    def check(self, keys: Tensor, values: Tensor, gates: int, shifted: bool) -> None:
+        """Raise an error if new slots cannot follow those that the cache holds.
+
+        Args:
+            keys: (B, Hk, T, d); norms and rotations may follow, which keep the shape.
+            values: (B, Hk, T, d).
+            gates: heads with a forget gate, H or 0.
+            shifted: whether keys and values are mixed with those of the token before.
+        """
+        if not self.length or not self._kind:
             return
-        found = (*self._buffers[0].shape[:2], len(self._buffers) > 2)
-        if found != (batch, key_heads, gated):
-            raise ArgumentError(
-                f"the cache has slots of batch {found[0]} and {found[1]} heads, {'with' if found[2] else 'without'} a "
-                f"forget gate; the new ones have batch {batch} and {key_heads} heads, {'with' if gated else 'without'} "
-                "one. It belongs to another model or batch, so start a new cache"
-            )
+        new = _kind_of(keys, values, gates, shifted)
+        if new != self._kind:
+            names = ("batch", "key heads", "head width", "width of values", "dtype", "forget gates", "shift")
+            triples = zip(names, self._kind, new, strict=True)
+            found = ", ".join(f"{name} {before} there and {now} here" for name, before, now in triples if before != now)
+            raise ArgumentError(f"cache belongs to another model or batch: {found}; start a new cache")
 
     @property
     def slots(self) -> TokenSlots:
@@ -84,7 +94,7 @@ class SlotCache:
         return self._buffers[2][:, :, self.length - 1 : self.length] if self.length and len(self._buffers) > 2 else None
 
     def _grow(self, parts: list[Tensor], capacity: int) -> None:
-        old = [buffer[:, :, : self.length] for buffer in self._buffers]
+        old = [buffer[:, :, : self.length] for buffer in self._buffers] if self.length else []
         self._buffers = [part.new_empty(*part.shape[:2], capacity, *part.shape[3:]) for part in parts]
         for buffer, kept in zip(self._buffers, old, strict=False):
             buffer[:, :, : self.length] = kept
@@ -95,8 +105,15 @@ class SlotCache:
             kept = buffer.new_empty(rows.numel(), *buffer.shape[1:])
             kept[:, :, : self.length] = buffer[:, :, : self.length].index_select(0, rows)
             self._buffers[i] = kept
+        self._kind = (rows.numel(), *self._kind[1:]) if self._kind else ()
         if self.last is not None:
             self.last = (self.last[0].index_select(0, rows), self.last[1].index_select(0, rows))
+
+
+def _kind_of(keys: Tensor, values: Tensor, gates: int, shifted: bool) -> tuple[object, ...]:
+    """Return what slots of one model and batch have in common; the arguments are those of `SlotCache.check`."""
+    batch, heads, _, width = keys.shape
+    return batch, heads, width, values.size(3), values.dtype, gates, shifted
 
 
 class TokenRead(nn.Module):
@@ -296,9 +313,9 @@ class Attention(nn.Module):
             offsets: (S + 1), where packed sequences begin.
             cache: the slots of the tokens before; a shift and a forget gate continue from there.
         """
-        if cache is not None:
-            cache.check(tokens.size(0), self.key_heads, self.forget_bias is not None)
         keys, values = (self.split_heads(part) for part in self.key_value(tokens).chunk(2, dim=-1))
+        if cache is not None:
+            cache.check(keys, values, 0 if self.forget_bias is None else self.heads, self.shift is not None)
         if self.shift is not None:
             keys, values = self._shifted(tokens, keys, values, mask, offsets, cache)
         if self.key_norm is not None:

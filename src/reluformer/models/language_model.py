@@ -24,13 +24,25 @@ from reluformer.models.config import LanguageConfig
 
 
 class LanguageState:
-    """The state of step-by-step reading: the cached slots of each layer, which are visible, and how many there are."""
+    """The state of step-by-step reading: the cached slots of each layer, which are visible, and how many there are.
 
-    def __init__(self, layers: int) -> None:
-        self.caches = [SlotCache() for _ in range(layers)]
+    Slots do not show how they were made, so a state keeps the configuration of the model that began it.
+    """
+
+    def __init__(self, config: LanguageConfig) -> None:
+        self.config = config
+        self.caches = [SlotCache() for _ in range(config.layers)]
         self.length = 0
         self.mask: Tensor | None = None
         """(B, length), False at padding; None if there is none."""
+
+    def check(self, config: LanguageConfig) -> None:
+        """Raises an error unless a model of this configuration began the state."""
+        if config is self.config:
+            return
+        if differences := config.differences(self.config):
+            raise ArgumentError(f"state was begun by another model: {differences}; begin a new one with start()")
+        self.config = config
 
     def reorder(self, rows: Tensor) -> None:
         """Keeps these rows of the batch, in this order."""
@@ -132,7 +144,7 @@ class LanguageModel(TokenModel):
 
     def start(self) -> LanguageState:
         """Starts to read step by step."""
-        return LanguageState(len(self.decoder))
+        return LanguageState(self.config)
 
     def step(self, tokens: Tensor, state: LanguageState, mask: Tensor | None = None) -> Tensor:
         """Appends tokens (B, T) to `state` and returns the states (B, T, D) of the new positions.
@@ -140,15 +152,11 @@ class LanguageModel(TokenModel):
         The result is equal to that of `states` on the whole prefix. `mask` (B, T) is that of the new tokens.
 
         Raises:
-            ArgumentError: The state belongs to a model with other layers or heads, or to another batch.
+            ArgumentError: The state belongs to a model of another configuration, or to another batch.
         """
         self._check_tokens("tokens", tokens)
         _check_mask(mask, tokens)
-        if len(state.caches) != len(self.decoder):
-            raise ArgumentError(
-                f"state has {len(state.caches)} layers and the model {len(self.decoder)}; it belongs to another model, "
-                "so begin a new one with start()"
-            )
+        state.check(self.config)
         x, turn = self._embed(tokens), self._rotation(state.length, tokens)
         visible = state.append_mask(mask, tokens)
         for block, cache in zip(self._blocks(), state.caches, strict=True):

@@ -323,6 +323,8 @@ def test_wrong_use() -> None:
         model(text[:1, :1], past_key_values=model(text).past_key_values)
     with pytest.raises(ArgumentError, match="with 2 layers, 2 of them of a ReLUFormer, and the model has 1"):
         make(layers=1)(text[:, :1], past_key_values=model(text).past_key_values)
+    with pytest.raises(ArgumentError, match="past_key_values was filled by another model: shift is True there"):
+        make(shift=False)(text[:, :1], past_key_values=model(text).past_key_values)
     with pytest.raises(ArgumentError, match="past_key_values is a StaticCache"):
         model(text, past_key_values=StaticCache(model.config, max_cache_len=9))
     with pytest.raises(ArgumentError, match="the vocabulary of a ReLUFormer"):

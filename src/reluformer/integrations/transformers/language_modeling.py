@@ -123,8 +123,8 @@ class ReLUFormerForCausalLM(NetworkModel):
 
     def _step(self, tokens: Tensor, mask: Tensor | None, cache: Cache) -> Tensor:
         """Appends tokens to the cache of transformers and returns their states."""
-        state = LanguageState(len(self.model.decoder))
-        state.caches = [layer.slots for layer in _layers_of(cache, len(self.model.decoder))]
+        state = LanguageState(self.model.config)
+        state.caches = [layer.slots for layer in _layers_of(cache, self.model.config)]
         state.length = int(cache.get_seq_length())
         visible = _visible(mask, tokens, state.length)
         if visible is not None:
@@ -133,12 +133,13 @@ class ReLUFormerForCausalLM(NetworkModel):
 
 
 class SlotLayer(CacheLayerMixin):
-    """The slots of one layer in a cache of transformers."""
+    """The slots of one layer in a cache of transformers, and the configuration of the model that made them."""
 
     is_sliding = False
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, config: LanguageConfig, **options: Any) -> None:
         super().__init__(**options)
+        self.config = config
         self.slots = SlotCache()
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -183,10 +184,11 @@ class SlotLayer(CacheLayerMixin):
             self.slots.reorder(torch.arange(self.slots.slots.keys.size(0)).repeat_interleave(repeats))
 
 
-def _layers_of(cache: Cache, count: int) -> list[SlotLayer]:
+def _layers_of(cache: Cache, config: LanguageConfig) -> list[SlotLayer]:
     """Returns the layers of a cache, which are replaced by ours while it is empty."""
+    count = config.layers
     if not cache.get_seq_length() and isinstance(cache, DynamicCache) and not cache.offloading:
-        cache.layers = [SlotLayer() for _ in range(count)]
+        cache.layers = [SlotLayer(config) for _ in range(count)]
         cache.layer_class_to_replicate = None
     layers = [layer for layer in cache.layers if isinstance(layer, SlotLayer)]
     if len(layers) != count or len(cache.layers) != count:
@@ -195,6 +197,13 @@ def _layers_of(cache: Cache, count: int) -> list[SlotLayer]:
             f"{len(layers)} of them of a ReLUFormer, and the model has {count}; leave it out, or pass an empty "
             "DynamicCache"
         )
+    for layer in layers:
+        if layer.config is not config and (differences := config.differences(layer.config)):
+            raise ArgumentError(
+                f"past_key_values was filled by another model: {differences}; leave it out, or pass an empty "
+                "DynamicCache"
+            )
+        layer.config = config
     return layers
 
 
