@@ -12,8 +12,9 @@ from torch import Tensor
 
 import reluformer as rf
 from reluformer import conformance
-from reluformer.conformance.cases import implementation
+from reluformer.conformance.cases import grid, implementation, parameters, run
 from reluformer.errors import ArgumentError
+from reluformer.kernels import cpu, parts
 
 KERNELS = '''
 import torch
@@ -71,6 +72,44 @@ def test_rules_that_do_not_exist_are_wrong_use(tmp_path: Path, rules: str, messa
     result = run_suite(tmp_path, "good", rules)
     assert result.returncode == pytest.ExitCode.USAGE_ERROR
     assert message in result.stdout + result.stderr
+
+
+class TestTheGrid:
+    """What no other test would notice: a case that is left out, or read another way than it is for."""
+
+    @pytest.mark.parametrize("impl", ["cpu", "cpu_dense", "cpu_sparse"])
+    def test_packed_sequences_are_read_by_the_cpu_kernel(self, impl: str) -> None:
+        if reason := cpu.unavailable():
+            pytest.skip(reason)
+        for rule in ("relu", "relu_exp"):
+            found = [parameter.values[1] for parameter in parameters(impl, "case", [rule])]
+            packed = [case for case in found if case.pattern == "packed"]
+            assert [case.padding for case in packed] == ["full", "ragged"]
+            assert all("offsets" in case.tensors()[1] for case in packed)
+            assert not any(case.pattern == "window" for case in found)
+
+    def test_every_rule_that_takes_a_sink_has_one(self) -> None:
+        found = {case.rule for case in grid() if case.pattern == "sink"}
+        assert found == {"softmax", "softmax_ln", "softmax1"}
+        inputs, options = next(case for case in grid(["softmax1"]) if case.pattern == "sink").tensors()
+        _, gradients = run(implementation("auto"), inputs, options)
+        assert gradients["sink"].abs().min() > 0
+
+    @pytest.mark.parametrize("impl", ["cpu", "cpu_sparse"])
+    @pytest.mark.parametrize("rule", ["relu", "relu2", "relu_norm", "tra"])
+    def test_what_forget_gates_hide_is_pruned(self, rule: str, impl: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        if reason := cpu.unavailable():
+            pytest.skip(reason)
+        shares, pruned = [], parts.read_blocks
+
+        def counted(*given: Any) -> Tensor:
+            shares.append(parts.share_of(given[-1], given[4]))
+            return pruned(*given)
+
+        monkeypatch.setattr(parts, "read_blocks", counted)
+        (case,) = (case for case in grid([rule]) if case.pattern == "forgetting")
+        run(implementation(impl), *case.tensors())
+        assert shares and max(shares) > 0
 
 
 class TestFromPython:
