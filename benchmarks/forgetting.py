@@ -11,8 +11,10 @@ median times: above 1 means faster than fused softmax without a gate.
 With `--run` queries, keys, values and gates are those of each attention layer of a trained language model on a row of
 its own text, and the rule is the model's.
 
-The language models are at their first weights: ours with `relu_chance` or softmax and a forget gate, Llama of
-transformers with the same width, layers, heads, hidden units and vocabulary, and fused attention.
+The language models are at their first weights: ours with `relu_chance` or softmax and a forget gate, and Llama of
+transformers with the same width, layers, heads and vocabulary, tied embeddings, and fused attention. Its feed-forward
+layers have three matrices and ours two, so they get two thirds of our slots. The numbers of parameters agree within
+2 %. A step is a forward pass, a backward pass and an update by the AdamW of our trainer, for all of them.
 """
 
 from __future__ import annotations
@@ -20,21 +22,29 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 import reluformer as rf
 from measure import circumstances, publish
 from reluformer import benchmarking, language, memory
+from reluformer.errors import ArgumentError
 from reluformer.language.corpus import LanguageCorpus
 from reluformer.language.scoring import own_reads, skipped_pairs
 from reluformer.language.task import LanguageObjective
 from reluformer.layers import TokenRead, TokenSlots
+from reluformer.training.config import TrainingConfig
+from reluformer.training.optimizer import adamw
+
+VOCABULARY = 8000
+TOLERANCE = 0.02
+"""Models whose numbers of parameters differ by more are not compared."""
 
 
 def main() -> None:
@@ -48,6 +58,7 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--models", type=int, metavar="TOKENS", help="also time language models on rows so long")
+    parser.add_argument("--size", default="small", help="with --models: tiny, small or base")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
@@ -68,10 +79,14 @@ def main() -> None:
                     f"{row['over_sdpa']:>6.2f} times fused softmax, {row['skipped']:.0%} of the pairs skipped",
                     flush=True,
                 )
-    models = [] if options.models is None else model_cases(options.models, options.repeats)
+    models = [] if options.models is None else model_cases(options.models, options.repeats, options.size)
     if not options.json:
         for row in models:
-            print(f"{row['model']:<12}{row['tokens']:>6} tokens: {row['over_llama']:>6.2f} times Llama", flush=True)
+            print(
+                f"{row['model']:<12}{row['tokens']:>6} tokens: {row['over_llama']:>6.2f} times Llama, "
+                f"{row['parameters']:,} parameters against {row['llama_parameters']:,}",
+                flush=True,
+            )
     settings = {"half_lives": options.half_lives, "heads": options.heads, "width": options.width}
     if options.run is not None:
         settings = {"run": options.run.name, "split": options.split}
@@ -174,53 +189,73 @@ def own_case(
     return figures, {name: timing.median for name, timing in timings.items()}
 
 
-def model_cases(tokens: int, repeats: int) -> list[dict[str, Any]]:
+def model_cases(tokens: int, repeats: int, size: str) -> list[dict[str, Any]]:
     """Return the speed of a training step of language models relative to a Llama of the same size."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     torch.manual_seed(0)
-    sizes = {"width": 256, "heads": 4, "layers": 4, "slots": 1024, "vocab_size": 8000}
-    llama = LlamaForCausalLM(
-        LlamaConfig(
-            hidden_size=256,
-            num_attention_heads=4,
-            num_hidden_layers=4,
-            intermediate_size=1024,
-            vocab_size=8000,
-            max_position_embeddings=tokens,
-            attn_implementation="sdpa",
-        )
-    )
-    text = torch.randint(5, 8000, (1, tokens + 1))
+    names = ("reluformer", "fox", "transformer")
+    models = {name: rf.LanguageModel(rf.LanguageConfig.preset(size, name, vocab_size=VOCABULARY)) for name in names}
+    llama = llama_like(models["transformer"].config, tokens)
+    llama_parameters = sum(parameter.numel() for parameter in llama.parameters())
+    for name, model in models.items():
+        if abs(llama_parameters / model.parameter_count() - 1) > TOLERANCE:
+            raise ArgumentError(
+                f"{name} has {model.parameter_count():,} parameters and Llama {llama_parameters:,}; choose another "
+                "--size"
+            )
+    text = torch.randint(5, VOCABULARY, (1, tokens + 1))
 
-    def step_of(objective: LanguageObjective) -> Callable[[], None]:
+    def step_of(module: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], None]:
+        optimizer = adamw(module, TrainingConfig())
+
         def step() -> None:
-            objective.zero_grad()
-            objective(text[:, :-1], text[:, 1:]).smoothed.backward()
+            optimizer.zero_grad(set_to_none=True)
+            loss().backward()
+            optimizer.step()
 
         return step
 
-    def llama_step() -> None:
-        llama.zero_grad()
-        logits = llama(text[:, :-1]).logits
-        cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten(), reduction="sum").backward()
+    def llama_loss() -> Tensor:
+        return cross_entropy(llama(text[:, :-1]).logits.flatten(0, 1), text[:, 1:].flatten())
 
-    contestants: dict[str, Callable[[], None]] = {"llama": llama_step}
-    for name in ("reluformer", "fox", "transformer"):
-        model = rf.LanguageModel(rf.LanguageConfig.preset("small", name, **sizes))
-        contestants[name] = step_of(LanguageObjective(model))
+    def own_loss(objective: LanguageObjective) -> Tensor:
+        loss: Tensor = objective(text[:, :-1], text[:, 1:]).smoothed / tokens
+        return loss
+
+    contestants: dict[str, Callable[[], None]] = {"llama": step_of(llama, llama_loss)}
+    for name, model in models.items():
+        contestants[name] = step_of(model, partial(own_loss, LanguageObjective(model)))
     timings = benchmarking.interleaved(contestants, repeats, seconds=30.0)
     return [
         {
             "model": name,
+            "size": size,
             "tokens": tokens,
+            "parameters": model.parameter_count(),
+            "llama_parameters": llama_parameters,
             "over_llama": round(timings["llama"].median / timings[name].median, 3),
             "seconds": round(timings[name].median, 4),
             "spread": round(timings[name].spread, 3),
         }
-        for name in contestants
-        if name != "llama"
+        for name, model in models.items()
     ]
+
+
+def llama_like(config: rf.LanguageConfig, tokens: int) -> nn.Module:
+    """Return a Llama of transformers with as many parameters as a language model: 3 m = 2 slots, m a multiple of 16."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = LlamaConfig(
+        hidden_size=config.width,
+        num_attention_heads=config.heads,
+        num_hidden_layers=config.layers,
+        intermediate_size=16 * round(2 * config.slots / 48),
+        vocab_size=config.vocab_size,
+        max_position_embeddings=tokens,
+        tie_word_embeddings=True,
+        attn_implementation="sdpa",
+    )
+    model: nn.Module = LlamaForCausalLM(sizes)
+    return model
 
 
 if __name__ == "__main__":
