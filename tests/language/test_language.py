@@ -18,6 +18,7 @@ from reluformer import language
 from reluformer.cli import app
 from reluformer.config import load_yaml
 from reluformer.errors import ArgumentError, ConfigError, DataError, StorageError
+from reluformer.kernels import cpu
 from reluformer.language.corpus import LanguageCorpus, documents, prepare
 from reluformer.language.generation import draw
 from reluformer.language.recipe import LanguageDataConfig, LanguageRecipe, TextSource
@@ -249,8 +250,25 @@ class TestMeasures:
         assert scores.by_position["4-7"] == pytest.approx(float(losses[:, 4:8].mean()), rel=1e-5)
         assert scores.perplexity == pytest.approx(math.exp(scores.loss))
         assert 0 < scores.zero_fraction < 1 and scores.tokens == rows[:, 1:].numel()
+        assert scores.skipped_share == 0  # short rows
         with pytest.raises(ArgumentError, match="context must be at least 1"):
             evaluate(model, corpus, "test", 0)
+
+    def test_the_share_of_pairs_that_a_gate_lets_the_kernel_skip(self, run: Path) -> None:
+        if reason := cpu.unavailable():
+            pytest.skip(reason)
+        model, corpus = language.load(run).model, LanguageCorpus(run / "data")
+        for name, parameter in model.named_parameters():
+            if name.endswith("forget_bias"):
+                parameter.data.fill_(-5.0)  # every token forgets nearly all
+        found = evaluate(model, corpus, "test", 400, 2)
+        assert found.skipped_share is not None and 0.2 < found.skipped_share < 1
+        assert found.to_dict()["skipped_share"] == found.skipped_share
+        for changes in ({"positions": "rotary"}, {"forget_on": "weights"}):
+            other = rf.LanguageModel(model.config.replace(**changes))
+            assert evaluate(other, corpus, "test", 32, 1).skipped_share is None
+        windowed = rf.LanguageModel(model.config.replace(window=300))
+        assert evaluate(windowed, corpus, "test", 400, 1).skipped_share == 0  # the kernel reads no windows
 
     def test_a_needle_is_found_by_a_model_that_repeats_and_by_no_other(self, run: Path) -> None:
         model, corpus = language.load(run).model, LanguageCorpus(run / "data")
@@ -366,6 +384,7 @@ class TestCommandLine:
         as_json = CliRunner().invoke(app, ["evaluate", str(run), "--json", "--limit", "2"])
         scores = json.loads(as_json.stdout)["scores"]
         assert [score["context"] for score in scores] == [32, 64, 128]
+        assert [score["skipped_share"] for score in scores] == [0, 0, 0] and "skipped by the gate" in shown.stdout
         assert scores[0]["rows"] == 2 and (run / "evaluation" / "test.json").is_file()
 
     @pytest.mark.parametrize("option", ["--beam=2", "--int8", "--sentence-level", "--device=cuda"])

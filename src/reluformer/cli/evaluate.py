@@ -265,6 +265,9 @@ def _table_of_lengths(scores: list[LanguageScores]) -> Table:
     table.add_row("perplexity", *(f"{score.perplexity:.2f}" for score in scores))
     table.add_row("loss", *(f"{score.loss:.4f}" for score in scores))
     table.add_row("weights exactly zero", *(f"{score.zero_fraction:.1%}" for score in scores))
+    if any(score.skipped_share is not None for score in scores):
+        shares = (score.skipped_share for score in scores)
+        table.add_row("pairs skipped by the gate", *("" if share is None else f"{share:.1%}" for share in shares))
     table.add_row("rows", *(f"{score.rows:,}" for score in scores))
     for bucket in scores[-1].by_position:
         cells = (score.by_position.get(bucket) for score in scores)

@@ -39,6 +39,9 @@ class LanguageScores:
     """Loss of the positions in each bucket; "256-511" are the tokens after 256 to 511 others."""
     zero_fraction: float
     """Share of visible slots with weight zero, over layers, heads and the sampled rows."""
+    skipped_share: float | None
+    """Share of visible pairs that a forget gate lets the CPU kernel skip, over the layers and of the first row; None
+    where the model has no gate on its scores."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the scores as plain data."""
@@ -79,7 +82,19 @@ def evaluate(
     edges = _edges(context)
     by_position = {f"{low}-{high - 1}": float(losses[low:high].mean()) / len(rows) for low, high in pairwise(edges)}
     share = sum(zeros) / len(zeros) if zeros else 0.0
-    return LanguageScores(context, len(rows), len(rows) * context, mean, math.exp(min(mean, 700)), by_position, share)
+    own = own_reads(model, torch.from_numpy(np.array(rows[:1, :-1], dtype=np.int64)))
+    gated = [read for read in own if read[2].gate is not None and read[0].gate_on == "scores"]
+    skipped = sum(skipped_pairs(*read) for read in gated) / len(gated) if gated else None
+    return LanguageScores(
+        context=context,
+        rows=len(rows),
+        tokens=len(rows) * context,
+        loss=mean,
+        perplexity=math.exp(min(mean, 700)),
+        by_position=by_position,
+        zero_fraction=share,
+        skipped_share=skipped,
+    )
 
 
 def _losses(model: LanguageModel, states: Tensor, targets: Tensor) -> Tensor:
@@ -119,9 +134,10 @@ def own_reads(model: LanguageModel, tokens: Tensor) -> list[tuple[TokenRead, Ten
 def skipped_pairs(read: TokenRead, queries: Tensor, slots: TokenSlots) -> float:
     """Returns the share of visible pairs that the CPU kernel skips in a read; see `memory.skipped_share`.
 
-    It is 0 without a gate on the scores, and where a head adds an offset to its scores, which is not bounded here.
+    It is 0 without a gate on the scores, with a window, which the kernel does not take, and where a head adds an
+    offset to its scores, which is not bounded here.
     """
-    if slots.gate is None or read.gate_on != "scores" or read.offset is not None:
+    if slots.gate is None or read.gate_on != "scores" or read.offset is not None or read.window is not None:
         return 0.0
     return memory.skipped_share(queries, slots.keys, read.rule, gate=slots.gate)
 
