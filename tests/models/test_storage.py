@@ -105,6 +105,9 @@ def truncate(path: Path) -> None:
         (lambda d: edit_config(d, model={"vocab_size": 10**18}), "'vocab_size': .*less than or equal to 2147483647"),
         (lambda d: edit_config(d, model={"vocab_size": 20, "encoder_layers": 10**9}), "less than or equal to 1000"),
         (lambda d: edit_config(d, format=99), "format 99, this version reads 1"),
+        (lambda d: edit_config(d, architecture=[]), "config.json: damaged, 'architecture' is no name"),
+        (lambda d: edit_config(d, architecture={"a": 1}), "config.json: damaged, 'architecture' is no name"),
+        (lambda d: edit_config(d, architecture="later"), "unknown architecture 'later'; install the version"),
         (
             lambda d: edit_config(d, model={"vocab_size": 20, "wide": 3}),
             "config.json: unknown key 'wide'; did you mean",

@@ -78,9 +78,13 @@ def tokenizer_fingerprint(directory: Path) -> str | None:
 def architecture(directory: Path) -> str:
     """Returns the kind of a saved model, a key of `SCHEMAS`; raises `StorageError` if there is no model."""
     found = _content(directory).get("architecture", "encoder_decoder")
+    if not isinstance(found, str):
+        raise StorageError(f"{directory / CONFIG}: damaged, 'architecture' is no name; copy or save the model again")
     if found not in SCHEMAS:
-        raise StorageError(f"{directory / CONFIG}: unknown architecture {found!r}; install the version that wrote it")
-    return str(found)
+        raise StorageError(
+            f"{directory / CONFIG}: unknown architecture {found[:50]!r}; install the version that wrote it"
+        )
+    return found
 
 
 def load_config(directory: Path, schema: type[C] = ModelConfig) -> C:  # type: ignore[assignment]
