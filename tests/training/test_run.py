@@ -140,6 +140,8 @@ def test_log_is_cut_to_a_step_and_a_torn_line_is_dropped(tmp_path: Path) -> None
         (lambda line: line.replace(b"train", b"trail"), "damaged, or changed since it was written"),
         (lambda line: line.replace(b"0.25", b"0.75"), "damaged, or changed since it was written"),
         (lambda line: line.replace(b'"step": 2', b'"step": 3'), "damaged, or changed since it was written"),
+        (lambda line: line.replace(b'"crc32"', b'"crc3n2"'), "damaged, or changed since it was written"),
+        (lambda line: line[: line.rindex(b",")] + b', "crc32": null}', "damaged, or changed since it was written"),
     ],
 )
 def test_a_damaged_line_of_the_log_is_reported_and_not_the_end_of_the_history(

@@ -363,20 +363,22 @@ class RunLog:
         """Returns the events of all good lines, and what is wrong with the others."""
         files.check_regular(self.path)
         try:
-            *lines, rest = self.path.read_bytes().split(b"\n")
+            content = self.path.read_bytes()
         except FileNotFoundError:
             return [], []
         except OSError as error:
             raise StorageError(f"{self.path}: cannot be read: {error.strerror or error}") from None
+        checked = f'"{_CHECKSUM}"'.encode() in content  # a log of version 0.1 has no checksum in any line
+        *lines, rest = content.split(b"\n")
         events, problems = [], []
         for number, line in enumerate(lines, 1):
             try:
-                events.append(_parse_log_line(line))
+                events.append(_parse_log_line(line, checked=checked))
             except ValueError as error:
                 problems.append(f"{self.path}:{number}: {error}")
         if rest:  # a last line without its end
             with suppress(ValueError):
-                events.append(_parse_log_line(rest))
+                events.append(_parse_log_line(rest, checked=checked))
         return events, problems
 
     def cut_after(self, step: int) -> None:
@@ -389,16 +391,21 @@ def _log_line(values: Mapping[str, Any]) -> str:
     return json.dumps({**values, _CHECKSUM: _line_checksum(values)}) + "\n"
 
 
-def _parse_log_line(line: bytes) -> dict[str, Any]:
-    """Returns an event of the log, or raises a `ValueError` that says what is wrong with its line."""
+def _parse_log_line(line: bytes, *, checked: bool) -> dict[str, Any]:
+    """Returns an event of the log, or raises a `ValueError` that says what is wrong with its line.
+
+    Args:
+        line: The line without its end.
+        checked: Whether the lines of this log have checksums, so that one without is damaged.
+    """
     try:
         values = files.parse_json(line.decode("utf-8"))
     except ValueError:
         raise ValueError("damaged, not JSON") from None
     if not isinstance(values, dict) or type(values.get("event")) is not str or type(values.get("step")) is not int:
         raise ValueError("damaged, not an event with its step")
-    checksum = values.pop(_CHECKSUM, None)  # version 0.1 wrote none
-    if checksum not in (None, _line_checksum(values)):
+    checksum = values.pop(_CHECKSUM, None)
+    if checked and checksum != _line_checksum(values):
         raise ValueError("damaged, or changed since it was written")
     return values
 
