@@ -27,7 +27,7 @@ FLOORS = [
     ],
     ["models"],
     ["training", "translation", "language", "images", "study"],
-    ["integrations", "hub", "loading", "cli", "__main__"],
+    ["integrations", "hub", "loading", "recipe_reference", "cli", "__main__"],
 ]
 RANK = {name: rank for rank, names in enumerate(name for floor in FLOORS for name in floor) for name in names.split()}
 OPTIONAL = {"matplotlib", "scipy", "transformers", "fastapi", "triton"}

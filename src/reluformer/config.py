@@ -98,6 +98,14 @@ def possible_path(path: Any) -> Any:
     return path
 
 
+class OneOrSeveral:
+    """Tells a JSON schema that a list of sections may also be written as a single section."""
+
+    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
+        several = handler(core_schema)
+        return {"anyOf": [several["items"], several]}
+
+
 def parse_list(schema: type[C], values: Iterable[Any]) -> tuple[C, ...]:
     """Builds a configuration from each value of a list; an error names the place in the list, from 0.
 

@@ -87,11 +87,11 @@ def recipe(
         bool, typer.Option("--markdown", help="Print the reference as a page; it is docs/recipe.md.")
     ] = False,
 ) -> None:
-    """Explain the keys of a recipe: type, default, meaning and an example.
+    """Explain the keys of a recipe: type, default, meaning, an example, and the tasks that have it.
 
     Example: reluformer recipe training.lr
     """
-    from reluformer.translation import recipe_reference
+    from reluformer import recipe_reference
 
     if as_schema:
         typer.echo(json.dumps(recipe_reference.json_schema(), indent=2, ensure_ascii=False))

@@ -68,6 +68,8 @@ class ImageTrainingConfig(TrainingConfig):
 
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     """Share of the target distribution that is spread over all classes."""
+    validate_bleu: int = Field(default=0, ge=0, le=10**9, json_schema_extra={"const": 0})
+    """For translation only: it stays 0."""
 
     @model_validator(mode="after")
     def _without_bleu(self) -> Self:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from reluformer.config import Config, parse_list, possible_path
+from reluformer.config import Config, OneOrSeveral, parse_list, possible_path
 from reluformer.models.config import LanguageArchitecture, LanguageConfig, LanguagePreset, ModelSection
 from reluformer.training.config import TrainingConfig, TrainingRecipe
 from reluformer.translation.recipe import EmbeddedOptions, TokenizerConfig
@@ -60,14 +60,18 @@ class TextSource(Config):
         return self.replace(path=self.path and self.path.resolve())
 
 
+TextSources = Annotated[tuple[TextSource, ...], OneOrSeveral()]
+"""A split in a recipe: one source, or a list of sources."""
+
+
 class LanguageDataConfig(Config):
     """Everything that decides which tokens a model is trained on."""
 
-    train: tuple[TextSource, ...]
+    train: TextSources
     """The split that the model and the tokenizer learn from: a source, or a list of them."""
-    valid: tuple[TextSource, ...] | None = Field(default=None, examples=[{"path": "data/valid.txt"}])
+    valid: TextSources | None = Field(default=None, examples=[{"path": "data/valid.txt"}])
     """The split whose loss is measured during training."""
-    test: tuple[TextSource, ...] | None = Field(default=None, examples=[{"path": "data/test.txt"}])
+    test: TextSources | None = Field(default=None, examples=[{"path": "data/test.txt"}])
     """The split that is measured after training."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     """The vocabulary."""
@@ -118,6 +122,8 @@ class LanguageTrainingConfig(TrainingConfig):
 
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     """Share of the target distribution that is spread over the whole vocabulary."""
+    validate_bleu: int = Field(default=0, ge=0, le=10**9, json_schema_extra={"const": 0})
+    """For translation only: it stays 0."""
 
     @model_validator(mode="after")
     def _without_bleu(self) -> Self:

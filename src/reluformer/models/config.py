@@ -179,7 +179,7 @@ class LanguageConfig(Config):
     key_heads: int | None = Field(default=None, gt=0, le=2**16, examples=[2])
     """Heads of keys and values, which divide `heads`: consecutive heads of queries share one. Unset: `heads`."""
     layers: int = Field(default=4, ge=0, le=1000)
-    """Blocks."""
+    """Blocks of the model."""
     slots: int = Field(default=1024, gt=0, le=2**22)
     """Learned slots of each feed-forward memory (the FFN's hidden width)."""
 
@@ -213,9 +213,10 @@ class LanguageConfig(Config):
     tied_embeddings: bool = True
     """One matrix for input and output embeddings."""
     ffn_bias: bool | None = None
-    """As in `ModelConfig`."""
+    """Key and output bias of the feed-forward memory. Unset: with for pointwise rules, without for row-wise ones."""
     ffn_value_std: float | None = Field(default=None, gt=0, le=1e6, examples=[0.05])
-    """As in `ModelConfig`."""
+    """Standard deviation of the learned values at the start. Unset: a read of variance one for pointwise rules; the
+    plain FFN's sqrt(2 / slots) for row-wise ones."""
     checkpoint_activations: bool = False
     """Recompute each block in the backward pass instead of keeping its activations."""
 
@@ -306,7 +307,7 @@ class ImageConfig(Config):
     heads: int = Field(default=4, gt=0, le=2**16)
     """Attention heads; they divide the width."""
     layers: int = Field(default=4, ge=0, le=1000)
-    """Blocks."""
+    """Blocks of the model."""
     slots: int = Field(default=256, gt=0, le=2**22)
     """Learned slots of each feed-forward memory (the FFN's hidden width)."""
 
@@ -327,9 +328,10 @@ class ImageConfig(Config):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """On embeddings and sublayer outputs, never on weights."""
     ffn_bias: bool | None = None
-    """As in `ModelConfig`."""
+    """Key and output bias of the feed-forward memory. Unset: with for pointwise rules, without for row-wise ones."""
     ffn_value_std: float | None = Field(default=None, gt=0, le=1e6, examples=[0.05])
-    """As in `ModelConfig`."""
+    """Standard deviation of the learned values at the start. Unset: a read of variance one for pointwise rules; the
+    plain FFN's sqrt(2 / slots) for row-wise ones."""
     checkpoint_activations: bool = False
     """Recompute each block in the backward pass instead of keeping its activations."""
 

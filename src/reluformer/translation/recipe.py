@@ -395,6 +395,14 @@ class Recipe(TrainingRecipe):
     decoding: DecodingConfig = DecodingConfig()
     """How the model translates after training."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_task(cls, values: Any) -> Any:
+        """Drops `task: translation`, which says the same as no task."""
+        if not isinstance(values, dict) or values.get("task") != "translation":
+            return values
+        return {key: value for key, value in values.items() if key != "task"}
+
     @model_validator(mode="after")
     def _validates_on_something(self) -> Self:
         wants = [key for key in ("patience", "validate_bleu") if getattr(self.training, key)]
