@@ -164,6 +164,9 @@ class TestCorpora:
         assert found["splits"]["train"]["documents"] == 3
         path.unlink()
         assert prepare(config, tmp_path / "data") == found
+        (tmp_path / "data" / "train.tokens").write_bytes(b"")
+        with pytest.raises(StorageError, match=r"train\.tokens: damaged.* not there any more; copy .*data again"):
+            prepare(config, tmp_path / "data")
 
     def test_other_files_in_the_directory_are_kept(self, tmp_path: Path) -> None:
         (tmp_path / "thesis.txt").write_text("precious", encoding="utf-8")

@@ -93,6 +93,33 @@ def test_a_moved_run_resumes_without_the_files_of_its_corpus(
     assert read_split(run, "test") == before, "and its test split can still be scored"
 
 
+@pytest.mark.parametrize("damage", ["a byte", "a file"])
+def test_a_moved_run_whose_prepared_corpus_is_damaged_says_so(
+    make_recipe: MakeRecipe, own_corpus: dict[str, Any], tmp_path: Path, damage: str
+) -> None:
+    train(make_recipe(data=own_corpus, updates=2), tmp_path / "run", progress=SilentProgress())
+    shutil.rmtree(tmp_path / "texts")
+    run = (tmp_path / "run").rename(tmp_path / "moved")
+    store = run / "data" / "train.arrow"
+    content = bytearray(store.read_bytes())
+    content[len(content) // 2] ^= 1
+    store.write_bytes(content if damage == "a byte" else b"")
+    told = r"train\.arrow: .*prepared corpus is damaged.*train\.src.* is not there any more; copy .*data again"
+    with pytest.raises(StorageError, match=told):
+        train(make_recipe(data=own_corpus, updates=4), run, progress=SilentProgress())
+
+
+def test_a_finished_run_that_was_copied_names_its_new_directory(
+    make_recipe: MakeRecipe, prepared: Path, tmp_path: Path
+) -> None:
+    recipe = make_recipe(updates=2)
+    first = train(recipe, tmp_path / "run", prepared=prepared, progress=SilentProgress())
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    copy = train(recipe, tmp_path / "copy", prepared=prepared, progress=SilentProgress())
+    assert (first.directory, copy.directory) == (str(tmp_path / "run"), str(tmp_path / "copy"))
+    assert copy.step == first.step and copy.tokens == first.tokens
+
+
 def test_the_same_files_in_a_folder_that_is_gone_will_do_but_not_others(
     make_recipe: MakeRecipe, own_corpus: dict[str, Any], tmp_path: Path
 ) -> None:

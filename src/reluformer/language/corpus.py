@@ -168,10 +168,14 @@ def _prepared(directory: Path, given: dict[str, Any], state: dict[str, list[int]
             corpus.stream(split)
         if corpus.tokenizer.fingerprint != summary["tokenizer"]:
             raise StorageError(f"{directory}: holds another tokenizer than it was prepared with")
-    except StorageError:
-        if state is None:  # it cannot be prepared again
-            raise
-        return None
+    except StorageError as error:
+        if state is not None:
+            return None
+        what = str(error).rpartition("; ")[0] or str(error)
+        raise StorageError(
+            f"{what}. The files from which it was prepared are not there any more; copy {directory} again from where "
+            "it is whole, or bring the files of the corpus back"
+        ) from None
     return summary
 
 

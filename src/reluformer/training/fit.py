@@ -195,10 +195,13 @@ def _can_resume(run: RunDirectory, recipe: TrainingRecipe) -> bool:
 
 
 def _finished(run: RunDirectory, recipe: TrainingRecipe, main: bool) -> TrainingResult:
-    """Returns the result of a finished run, whose recipe may have new decoding settings or file names."""
+    """Returns the result of a finished run, whose recipe may have new decoding settings or file names.
+
+    Its directory is the one that was opened, because a run may be copied or moved.
+    """
     if main and run.recipe(type(recipe)) != recipe:
         run.set_recipe(recipe)
-    return TrainingResult(**run.status["result"])
+    return TrainingResult(**{**run.status["result"], "directory": str(run.path)})
 
 
 # ---------------------------------------------------------------------- start

@@ -212,7 +212,7 @@ def prepare(config: DataConfig, directory: str | Path, progress: PrepareProgress
 
     Raises:
         DataError: A file cannot be read as it is; the message has file and line.
-        StorageError: The directory cannot be written.
+        StorageError: The directory cannot be written, or the corpus in it is damaged and its files are gone.
     """
     directory = Path(directory)
     config = config.resolved()
@@ -262,30 +262,43 @@ def _state(source: CorpusSource) -> Any:
 
 def _already_prepared(directory: Path, key: str) -> CorpusSummary | None:
     """Returns the summary of a directory that was prepared from the same configuration and files, else None."""
-    found = _verified(directory)
-    return replace(found.summary, reused=True) if found is not None and found.key == key else None
+    try:
+        found = _verified(directory)
+    except StorageError:
+        return None
+    return replace(found.summary, reused=True) if found.key == key else None
 
 
 def _prepared_alone(directory: Path, config: DataConfig) -> CorpusSummary | None:
-    """Returns the summary of a prepared corpus whose files are not there any more, as in a run that was moved."""
+    """Returns the summary of a prepared corpus whose files are not there any more, as in a run that was moved.
+
+    Raises:
+        StorageError: The prepared corpus is damaged and cannot be prepared again.
+    """
     files = [file for split in config.splits.values() for file in split.files]
     if config.tokenizer.path is not None:
         files.append(config.tokenizer.path)
     missing = next((file for file in files if not file.exists()), None)
-    found = None if missing is None else _verified(directory)
-    if found is None or _without_folders(found.config) != _without_folders(config):
+    if missing is None or not (directory / MANIFEST).exists():
+        return None
+    try:
+        found = _verified(directory)
+    except StorageError as error:
+        what = str(error).rpartition("; ")[0] or str(error)
+        raise StorageError(
+            f"{what}. The prepared corpus is damaged, and {missing}, which it was made from, is not there any more; "
+            f"copy {directory} again from where it is whole, or bring the files of the corpus back"
+        ) from None
+    if _without_folders(found.config) != _without_folders(config):
         return None
     return replace(found.summary, reused=True, missing=missing)
 
 
-def _verified(directory: Path) -> PreparedCorpus | None:
-    """Returns the prepared corpus of a directory if it is whole, else None."""
-    try:
-        found = PreparedCorpus(directory)
-        for split in found.summary.splits:
-            found.checksum(split)
-    except StorageError:
-        return None
+def _verified(directory: Path) -> PreparedCorpus:
+    """Returns the prepared corpus of a directory; raises `StorageError` if there is none, or it is damaged."""
+    found = PreparedCorpus(directory)
+    for split in found.summary.splits:
+        found.checksum(split)
     return found
 
 
