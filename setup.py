@@ -6,6 +6,7 @@ Everything else is in pyproject.toml.
 """
 
 import runpy
+import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -42,6 +43,10 @@ class BuildPackage(build_py):
 class SourceDistribution(sdist):
     """Writes the commit into the sdist."""
 
+    def run(self):
+        tell_unknown_address()
+        super().run()
+
     def make_release_tree(self, base_dir, files):
         super().make_release_tree(base_dir, files)
         if commit:
@@ -51,8 +56,17 @@ class SourceDistribution(sdist):
 class PlatformWheel(bdist_wheel):
     """Tags the wheel for every Python on one platform."""
 
+    def run(self):
+        tell_unknown_address()
+        super().run()
+
     def get_tag(self):
         return "py3", "none", super().get_tag()[2]
+
+
+def tell_unknown_address():
+    if address is None:
+        print(metadata["UNKNOWN"], file=sys.stderr)
 
 
 def write_commit(package):

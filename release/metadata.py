@@ -14,6 +14,11 @@ from email.parser import HeaderParser
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+UNKNOWN = (
+    "note: the address of the repository is unknown, so the package links to the paper alone, and its description has "
+    "no links to files; set RELUFORMER_REPOSITORY=https://HOST/OWNER/NAME"
+)
+"""What a build says without an address."""
 PAPER = "https://arxiv.org/abs/2302.06461"
 COMMIT_FILE = "src/reluformer/_commit.txt"
 """Written into sdists and, as `reluformer/_commit.txt`, into wheels; a git checkout has none."""
@@ -26,7 +31,7 @@ def repository(root: Path = ROOT, environment: Mapping[str, str] = os.environ) -
     """Return the web address of the repository, or None if nothing tells it.
 
     It is read from RELUFORMER_REPOSITORY, from the variables of a GitHub workflow, from the PKG-INFO of an sdist, or
-    from the remote `origin` of the git checkout, in this order.
+    from the git checkout, in this order. A checkout tells it by its remote `origin`, or by its only remote.
 
     Args:
         root: The folder of the project.
@@ -39,7 +44,9 @@ def repository(root: Path = ROOT, environment: Mapping[str, str] = os.environ) -
     if (info := root / "PKG-INFO").is_file():
         urls = HeaderParser().parsestr(info.read_text(encoding="utf-8")).get_all("Project-URL", [])
         return dict(url.split(", ", 1) for url in urls).get("Repository")
-    found = REMOTE.fullmatch(_git(root, "remote", "get-url", "origin") or "")
+    remotes = (_git(root, "remote") or "").split()
+    name = remotes[0] if len(remotes) == 1 else "origin"
+    found = REMOTE.fullmatch(_git(root, "remote", "get-url", name) or "")
     return f"https://{found[1]}/{found[2]}" if found else None
 
 

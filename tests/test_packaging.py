@@ -126,6 +126,28 @@ def test_the_address_of_a_checkout(metadata: Metadata, tmp_path: Path, remote: s
     assert metadata["repository"](tmp_path, {}) == address
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_the_only_remote_of_a_checkout_tells_the_address(metadata: Metadata, tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        subprocess.run(["git", *arguments], cwd=tmp_path, check=True)
+
+    git("init", "-q")
+    assert metadata["repository"](tmp_path, {}) is None
+    assert metadata["project_urls"](None) == {"Paper": "https://arxiv.org/abs/2302.06461"}
+    assert "RELUFORMER_REPOSITORY" in metadata["UNKNOWN"]
+    git("remote", "add", "upstream", f"{ADDRESS}.git")
+    assert metadata["repository"](tmp_path, {}) == ADDRESS
+    git("remote", "add", "fork", "https://example.org/another/reluformer")
+    assert metadata["repository"](tmp_path, {}) is None, "which of the two it is, nothing tells"
+
+
+def test_the_documentation_says_how_the_address_is_given_and_that_the_workflow_has_not_run() -> None:
+    page = " ".join((ROOT / "docs" / "install.md").read_text(encoding="utf-8").split())
+    assert "RELUFORMER_REPOSITORY=https://" in page
+    assert "`.github/workflows/ci.yml`" in page and "has not run" in page
+    assert "has not run" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
 def test_the_commit_of_an_sdist_and_of_a_workflow(metadata: Metadata, tmp_path: Path) -> None:
     commit, file = metadata["commit"], tmp_path / "src" / "reluformer" / "_commit.txt"
     assert commit(tmp_path, {}) is None
