@@ -50,6 +50,17 @@ _MODEL = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer.meta.
 """The files of a model."""
 _SAVE_EVERY = 500
 """The summary is written after so many inputs."""
+MEANINGS = {
+    "right": "requests with the translation that their text gets alone",
+    "refused by a shutdown": "requests with status 503, sent on a connection that was open when SIGTERM came",
+    "cut off by a shutdown": "requests without a byte of an answer, as the server closed the idle connection after "
+    "SIGTERM before it read them: not lost, because the client notices and may send them again",
+    "too slow": "requests with status 408, whose body took longer to arrive than the server waits",
+    "broken clients": "connections with half, wrong or unread requests",
+    "SIGTERM": "servers that ended with exit code 0 while clients were asking",
+}
+"""What the outcomes of requests mean. An answer that breaks off is a finding, and so is a connection that the server
+closes without a shutdown."""
 _PIECES = {"kills": 20, "requests": 1000}
 """The summary is written after so many kills or right answers."""
 _TICK, _PATIENCE = 0.1, 6
@@ -138,7 +149,8 @@ class Summary:
         if self._path is not None:
             limits = {"seconds": SECONDS, "megabytes": MEGABYTES}
             machine = environment.circumstances()
-            write_json(self._path, {"command": _COMMAND, "limits": limits, "machine": machine, "kinds": self._kinds})
+            about = {"command": _COMMAND, "limits": limits, "machine": machine, "meanings": MEANINGS}
+            write_json(self._path, {**about, "kinds": self._kinds})
 
 
 def write(files: inputs.Files, directory: Path, present: inputs.Files | None = None) -> None:

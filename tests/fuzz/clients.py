@@ -1,7 +1,9 @@
 """Slow and broken clients of a server beside good ones, and a SIGTERM now and then.
 
-Every answer is compared with the translation that the text gets alone. A request that was sent while the server
-shuts down may be refused; it is then sent again to the next server.
+Every answer is compared with the translation that the text gets alone. A request that meets a shutdown may be refused
+with status 503, or be cut off: the server closes idle connections at once, and does not read what arrives on them
+afterwards. Neither request is lost, because its client notices and may send it again. An answer that breaks off, and a
+connection that is closed without a shutdown, are findings.
 """
 
 from __future__ import annotations
@@ -24,6 +26,12 @@ import reluformer as rf
 WORDS = ("the", "cat", "saw", "a", "dog", "and", "it", "ran", "home", "because", "night", "was", "near", "1,234")
 JSON = {"Content-Type": "application/json"}
 CLIENTS, REQUESTS_OF_A_SERVER = 6, 1000
+IDLE_SECONDS = 10.0
+"""A client that did not run for so long connects anew, before the server closes its idle connection."""
+
+
+class BrokenAnswer(Exception):
+    """The connection was closed inside of an answer."""
 
 
 class Server:
@@ -74,11 +82,12 @@ class Campaign:
         self._most, self._until, self._seed = most, until, seed
         self._lock = threading.Lock()
         self._ends = threading.Event()
+        self._shuts_down = threading.Event()
 
     def serve(self, run: Path) -> None:
         """Starts servers one after the other, each for some requests."""
         while self._asked < self._most and time.monotonic() < self._until:
-            server, self._ends = Server(run), threading.Event()
+            server, self._ends, self._shuts_down = Server(run), threading.Event(), threading.Event()
             asked = self._asked + REQUESTS_OF_A_SERVER
             bad = threading.Thread(target=self._misbehave, args=(server.port,))
             good = [threading.Thread(target=self._ask, args=(server.port, client)) for client in range(CLIENTS)]
@@ -86,6 +95,7 @@ class Campaign:
                 thread.start()
             while self._asked < min(asked, self._most) and time.monotonic() < self._until:
                 time.sleep(0.05)
+            self._shuts_down.set()
             code = server.end()  # while the clients are asking
             self._ends.set()
             for thread in (bad, *good):
@@ -103,7 +113,10 @@ class Campaign:
     def _ask(self, port: int, client: int) -> None:
         draw = random.Random(f"{self._seed} {port} {client}")
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+        answered = time.monotonic()
         while not self._ends.is_set():
+            if time.monotonic() - answered > IDLE_SECONDS:
+                connection.close()
             place = draw.randrange(len(self.texts))
             body = json.dumps({"q": self.texts[place], "source": "en", "target": "de"}).encode()
             try:
@@ -113,10 +126,11 @@ class Campaign:
                 return
             except ConnectionRefusedError:  # the port is closed
                 return
-            except (OSError, http.client.HTTPException):
-                self._count("cut off by a shutdown")
+            except (BrokenAnswer, OSError, http.client.HTTPException) as error:
+                self._count(cut_off(error, shuts_down=self._shuts_down.is_set()))
                 connection.close()
                 continue
+            answered = time.monotonic()
             if status == 200:
                 right = json.loads(answer)["translatedText"] == self.expected[place]
                 self._count("right" if right else "FINDING a wrong translation")
@@ -151,10 +165,16 @@ class Campaign:
             self._ends.wait(0.02)  # a flood of them would only keep the good ones waiting
 
 
+def cut_off(error: Exception, *, shuts_down: bool) -> str:
+    """Returns what became of a request whose connection was closed before its answer had ended."""
+    if isinstance(error, BrokenAnswer):
+        return "FINDING an answer was cut off"
+    return "cut off by a shutdown" if shuts_down else "FINDING cut off without a shutdown"
+
+
 def _at_once(connection: http.client.HTTPConnection, body: bytes) -> tuple[int, bytes]:
     connection.request("POST", "/translate", body, JSON)
-    response = connection.getresponse()
-    return response.status, response.read()
+    return read_answer(connection)
 
 
 def _slowly(connection: http.client.HTTPConnection, body: bytes, draw: random.Random) -> tuple[int, bytes]:
@@ -168,10 +188,32 @@ def _slowly(connection: http.client.HTTPConnection, body: bytes, draw: random.Ra
         connection.send(body[place : place + 1])
         time.sleep(0.01)
     connection.send(body[cut:])
-    response = connection.getresponse()
+    return read_answer(connection, 7)
+
+
+def read_answer(connection: http.client.HTTPConnection, at_once: int = 2**16) -> tuple[int, bytes]:
+    """Returns the status and the body of an answer.
+
+    Raises:
+        BrokenAnswer: The connection was closed after the answer had begun. Before that, the errors are those of
+            `http.client`.
+    """
+    try:
+        response = connection.getresponse()
+    except http.client.HTTPException as error:
+        if isinstance(error, http.client.RemoteDisconnected):  # without a byte
+            raise
+        raise BrokenAnswer(str(error)) from None
     answer = b""
-    while piece := response.read(7):
-        answer += piece
+    try:
+        while piece := response.read(at_once):
+            answer += piece
+    except TimeoutError:
+        raise
+    except (OSError, http.client.HTTPException) as error:
+        raise BrokenAnswer(str(error)) from None
+    if response.length:
+        raise BrokenAnswer(f"{response.length} bytes are missing")
     return response.status, answer
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
+import importlib
 import importlib.util
 import json
+import socket
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -89,6 +93,37 @@ def test_a_finding_is_noticed(
     assert [finding["number"] for finding in tally.findings] == [0, 1]
     assert all(finding["what"].startswith("KeyError in ") for finding in tally.findings)
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["documents-0-0", "documents-0-1"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "told"),
+    [
+        (b"", "cut off by a shutdown"),
+        (b"HTTP/1.1 2", "FINDING an answer was cut off"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", "FINDING an answer was cut off"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", None),
+    ],
+    ids=["nothing", "half_a_line", "half_an_answer", "an_answer"],
+)
+@pytest.mark.parametrize("at_once", [7, 2**16])
+def test_a_shutdown_may_cut_off_a_request_and_no_answer(
+    campaign: ModuleType, sent: bytes, told: str | None, at_once: int
+) -> None:
+    clients = importlib.import_module("clients")
+    connection = http.client.HTTPConnection("nowhere")
+    connection.sock, server = socket.socketpair()
+    with server, closing(connection):
+        connection.request("GET", "/")
+        server.recv(2**16)
+        server.sendall(sent)
+        server.shutdown(socket.SHUT_WR)
+        if told is None:
+            assert clients.read_answer(connection, at_once) == (200, b"{}")
+            return
+        with pytest.raises((clients.BrokenAnswer, http.client.RemoteDisconnected)) as error:
+            clients.read_answer(connection, at_once)
+    assert clients.cut_off(error.value, shuts_down=True) == told
+    assert clients.cut_off(error.value, shuts_down=False).startswith("FINDING")
 
 
 def test_a_campaign_resumes_from_its_summary(campaign: ModuleType, base: Path, tmp_path: Path) -> None:
