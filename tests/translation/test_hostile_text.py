@@ -45,6 +45,16 @@ PO_HEAD = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n\n'
 ROW = "|a" * 9000 + "|\n" + "|-" * 9000 + "|\n"
 TEXTS = {
     "spaces.plain": "a" + " " * SIZE + "b",
+    "placeholder-of-zeros.plain": "a %" + "0" * SIZE,
+    "braces.plain": "a " + "{" * SIZE,
+    "open-placeholders.plain": "a " + "%({{b" * (SIZE // 5),
+    "many-placeholders.plain": "a %s " * (SIZE // 10),
+    "address-of-braces.plain": "a http://" + "{a}" * (SIZE // 3) + "}" * SIZE,
+    "addresses.plain": "a " + "www." * (SIZE // 4),
+    "placeholder-of-zeros.markdown": "a %" + "0" * SIZE,
+    "braces.html": "a " + "{" * SIZE,
+    "braces.tsv": "a " + "{{a" * (SIZE // 3) + "\n",
+    "braces.jsonl": '{"src": ["a ' + "${" * (SIZE // 2) + '"]}\n',
     "spaces.wrapped": "a" + " " * SIZE + "b",
     "lines-of-spaces.wrapped": "a" + "    \n b" * (SIZE // 7),
     "stops.plain": "." * SIZE,

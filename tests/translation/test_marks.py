@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from html.parser import HTMLParser
@@ -18,6 +19,7 @@ from reluformer.translation.corpus import read_documents
 from reluformer.translation.document import Alignment, TranslatedSentence
 from reluformer.translation.formats import FillReport
 from reluformer.translation.formats.marks import Mark, place_marks
+from reluformer.translation.formats.spans import text_spans
 from reluformer.translation.recipe import CorpusSource, DecodingConfig
 from reluformer.translation.translator import Translator
 
@@ -122,13 +124,16 @@ def sentences_of(inline: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 settings.register_profile("marks", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 EXAMPLES = settings(settings.get_profile("marks"))
 
+FIXED = ["%s", "{name}", "%(n)d", "${v}", "%1$s", "{{ who }}", "https://x.org/{id}?b=1", "me@x.org"]
+"""What comes back exactly, and exactly once, in every format."""
+PLAIN = nested_in([("(", ")"), ("“", "”")], FIXED)
 MARKDOWN = nested_in(
     [("**", "**"), ("*", "*"), ("[", "](u.html)"), ("<b>", "</b>")],
-    ["`a b`", "![alt](i.png)", "<http://x.org>", "[^1]", "<br/>", "`x*y`", "\\*", "&amp;"],
+    ["`a b`", "![alt](i.png)", "<http://x.org>", "[^1]", "<br/>", "`x*y`", "\\*", "&amp;", *FIXED],
 )
 HTML = nested_in(
     [("<b>", "</b>"), ("<i class='x'>", "</i>"), ("<a href='u'>", "</a>"), ("<span>", "</span>")],
-    ["<code>ls -l</code>", "<img src='i.png'>", "https://x.org/a", "&amp;", "<wbr>"],
+    ["<code>ls -l</code>", "<img src='i.png'>", "https://x.org/a", "&amp;", "<wbr>", *FIXED],
 )
 PO = nested_in([("<b>", "</b>"), ("<a href='u'>", "</a>")], ["%s", "{name}", "%(n)d", "<br/>", "&nbsp;", "${v}"])
 XLIFF = nested_in(
@@ -192,7 +197,8 @@ def emphasis_depth(text: str) -> int:
 def test_markdown_keeps_every_mark_once(text: str, translator: Translator) -> None:
     (written,) = translator.translate([text], format="markdown")
     assert markdown_marks(written) == markdown_marks(text)
-    assert written.count("[^1]") == text.count("[^1]")
+    for exact in ("[^1]", *FIXED):
+        assert written.count(exact) == text.count(exact)
 
 
 @EXAMPLES
@@ -201,8 +207,76 @@ def test_html_keeps_every_mark_once_and_nested(text: str, translator: Translator
     (written,) = translator.translate([f"<p>{text}</p>"], format="html")
     before, after = Tags(f"<p>{text}</p>"), Tags(written)
     assert after.found == before.found and not after.open
-    for exact in ("<code>ls -l</code>", "https://x.org/a"):
+    for exact in ("<code>ls -l</code>", "https://x.org/a", *FIXED):
         assert written.count(exact) == text.count(exact)
+
+
+@EXAMPLES
+@given(text=sentences_of(PLAIN))
+def test_plain_text_keeps_every_placeholder_and_address_once(text: str, translator: Translator) -> None:
+    (written,) = translator.translate([text])
+    for exact in FIXED:
+        assert written.count(exact) == text.count(exact)
+
+
+@EXAMPLES
+@given(texts=st.lists(sentences_of(PLAIN), min_size=1, max_size=2))
+def test_columns_and_json_lines_keep_every_placeholder_and_address_once(
+    texts: list[str], translator: Translator
+) -> None:
+    report = FillReport()
+    (rows,) = translator.translate(["\n".join(texts)], format="tsv", report=report)
+    targets = [row.split("\t") for row in rows.split("\n")]
+    (line,) = translator.translate([json.dumps({"src": texts})], format="jsonl")
+    record = json.loads(line)
+    for text, (_, cell, *flag), sentence in zip(texts, targets, record["tgt"], strict=True):
+        assert cell == sentence
+        for exact in FIXED:
+            assert sentence.count(exact) == text.count(exact)
+        assert flag in ([], ["fuzzy"])
+    assert [number for number, (_, _, *flag) in enumerate(targets) if flag] == record.get("tgt_fuzzy", [])
+    assert ("fuzzy" in rows) == report.doubtful
+
+
+CUE = "00:00:01,000 --> 00:00:02,000"
+LOST = {
+    "plain": "Hello {name}, see https://x.org/a now. Or %(n)d.\n",
+    "aligned": "Hello {name}, see https://x.org/a now. Or %(n)d.\n",
+    "markdown": "Hello **{name}**, see https://x.org/a now. Or %(n)d.\n",
+    "html": "<p>Hello <b>{name}</b>, see https://x.org/a now. Or %(n)d.</p>",
+    "tsv": "Hello {name}, see https://x.org/a now. Or %(n)d.\n",
+    "csv": '"Hello {name}, see https://x.org/a now. Or %(n)d."\n',
+    "jsonl": '{"src": ["Hello {name}, see https://x.org/a now.", "Or %(n)d."]}\n',
+    "srt": f"1\n{CUE}\nHello {{name}}, see https://x.org/a now.\nOr %(n)d.\n",
+    "vtt": f"WEBVTT\n\n{CUE.replace(',', '.')}\nHello {{name}}, see https://x.org/a now.\nOr %(n)d.\n",
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+@pytest.mark.parametrize("times", [0, 2], ids=["loses", "repeats"])
+def test_what_a_model_loses_or_repeats_comes_back_once_and_is_reported(name: str, times: int) -> None:
+    fixed = ("{name}", "https://x.org/a", "%(n)d")
+    sentences, skeleton = formats.get(name).parse(LOST[name])
+    assert skeleton.has_marks
+    report = FillReport()
+    words = [" ".join(exact for exact in fixed if exact in sentence) for sentence in sentences]
+    written = skeleton.fill([" und ".join(["Hallo", *[own] * times]) for own in words], report)
+    kept = LOST[name] if name in ("tsv", "csv", "jsonl") else ""  # these keep the source beside the translation
+    for exact in fixed:
+        assert written.count(exact) - kept.count(exact) == 1
+    assert report.marks_by_position >= (0 if times else len(fixed))
+
+
+@pytest.mark.parametrize("name", ["aligned", "tsv", "csv"])
+def test_a_line_of_placeholders_alone_is_copied(name: str) -> None:
+    sentences, skeleton = formats.get(name).parse("{name}: %s\n")
+    report = FillReport()
+    assert skeleton.fill(["Unsinn"] * len(sentences), report).rstrip().endswith("{name}: %s")
+    assert (report.copied, report.doubtful) == (1, False)
+
+
+def test_percentages_are_no_placeholders() -> None:
+    assert [span.text for span in text_spans("100%ig, 5%-10%, 50%discount, 5 % so, but 2%s and 5%.")] == ["%s"]
 
 
 @EXAMPLES

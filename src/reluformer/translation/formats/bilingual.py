@@ -37,11 +37,11 @@ from reluformer.translation.formats.skeleton import (
     TextUnit,
     filled,
 )
-from reluformer.translation.formats.spans import ADDRESS, Span, pair_tags, split_units
+from reluformer.translation.formats.spans import ADDRESS, PLACEHOLDER, Span, pair_tags, split_units
 
 _TAG = r"<(?P<close>/?)(?P<name>[A-Za-z][\w:-]*+)(?P<rest>[^<>]*+)>"
-_PLACEHOLDER = re.compile(r"%(?:\([^()\s]++\))?[-+#0]*+\d*+(?:\.\d++)?+(?:ll?|h)?[diouxXeEfFgGcrs%]|\$?\{[^{}\s]*+\}")
-_INLINE = re.compile(rf"(?P<placeholder>{_PLACEHOLDER.pattern})|(?P<entity>&#?\w{{1,40}}+;)|{_TAG}|{ADDRESS}")
+_PLACEHOLDER = re.compile(PLACEHOLDER)
+_INLINE = re.compile(rf"{PLACEHOLDER}|(?P<entity>&#?\w{{1,40}}+;)|{_TAG}|{ADDRESS}")
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 _DECLARED = re.compile(
     r"\ufeff?<\?xml[^>]*encoding=[\"']([^\"']+)[\"']|(?:[#m\"][^\n]*\n)*\"Content-Type:.*charset=([\w-]+)"

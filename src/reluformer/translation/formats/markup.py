@@ -2,8 +2,8 @@
 
 Markdown keeps front matter, fenced and indented code, HTML blocks, link definitions, and the markup of
 headings, lists, quotes and tables. A model reads plain sentences; emphasis, links, inline code, images (with
-their alternative text), addresses, HTML tags and footnote marks are marks of their sentence (see `marks`).
-Not kept: the line breaks inside a translated sentence (it is written on one line), and emphasis of one kind
+their alternative text), placeholders, addresses, HTML tags and footnote marks are marks of their sentence (see
+`marks`). Not kept: the line breaks inside a translated sentence (it is written on one line), and emphasis of one kind
 that is nested more than two deep.
 
 HTML keeps tags, comments, scripts and attributes. Running text ends where a block ends (a paragraph, a cell,
@@ -32,7 +32,7 @@ from reluformer.translation.formats.skeleton import (
     TextSkeleton,
     TextUnit,
 )
-from reluformer.translation.formats.spans import ADDRESS, Span, pair_tags, split_units
+from reluformer.translation.formats.spans import FIXED, Span, pair_tags, split_units
 from reluformer.translation.splitters import Splitter
 
 if TYPE_CHECKING:
@@ -53,12 +53,12 @@ _VOID = frozenset(("img", "wbr", "br", "input"))
 _CODE = frozenset(("code", "kbd", "samp", "var"))
 _LONG_REFERENCE = re.compile(r"&#[0-9]{10,}+;?")
 _INLINE_MARKUP = re.compile(
-    rf"<(?P<close>/?)(?P<name>[A-Za-z][\w:-]*+){_ATTRIBUTES}>|(?P<reference>&#?\w{{1,5000}}+;?)|{ADDRESS}"
+    rf"<(?P<close>/?)(?P<name>[A-Za-z][\w:-]*+){_ATTRIBUTES}>|(?P<reference>&#?\w{{1,5000}}+;?)|{FIXED}"
 )
 
 
 def html_spans(text: str) -> list[Span]:
-    """Finds the marks in a stretch of running text (inline elements, code, addresses), and the references."""
+    """Finds the marks in a stretch of running text (elements, code, placeholders, addresses), and references."""
     spans: list[Span] = []
     tags: list[tuple[int, int, str, str]] = []
     for match in _INLINE_MARKUP.finditer(text):
@@ -155,7 +155,7 @@ def markdown_spans(text: str) -> list[Span]:
     ]
     hidden = _blank_out(hidden, covered)
     spans += links
-    found = html_spans(hidden)
+    found = [_as_written(span, text) for span in html_spans(hidden)]
     hidden = _blank_out(hidden, _markup_of(found))
     spans += found
     outside = _blank_out(hidden, [link.content for link in links if link.content])
@@ -164,6 +164,11 @@ def markdown_spans(text: str) -> list[Span]:
         if link.content:
             spans += _emphasis(hidden, text, *link.content)
     return spans
+
+
+def _as_written(span: Span, text: str) -> Span:
+    """Returns a span with its text; an escape inside of a placeholder or an address was hidden."""
+    return replace(span, text=text[span.start : span.end]) if "\0" in span.text else span
 
 
 def _markup_of(spans: Sequence[Span]) -> list[tuple[int, int]]:

@@ -1,6 +1,7 @@
 """Plain text: running text or one sentence a line, and the texts of all formats.
 
-Paragraphs, blank lines, line breaks and indentation come back as they were.
+Paragraphs, blank lines, line breaks and indentation come back as they were. Placeholders and addresses are
+marks of their sentence (see `marks`).
 
 Corpora are read by `files.numbered_lines`, whose lines end at LF (or CR LF) and nowhere else:
 Unicode's other separators (U+2028, U+0085, form feed) occur inside sentences, and breaking
@@ -29,7 +30,7 @@ from reluformer.translation.formats.skeleton import (
     TextSkeleton,
     TextUnit,
 )
-from reluformer.translation.formats.spans import split_units
+from reluformer.translation.formats.spans import split_units, text_marks, text_spans
 from reluformer.translation.splitters import Splitter
 
 MOST_BYTES = 2**28
@@ -66,7 +67,7 @@ class PlainText(TextFormat):
         mark, body = _without_mark(text)
         parts: list[TextPart] = [mark]
         for stretch in self._stretches(body):
-            parts += split_units(stretch, self.splitter)
+            parts += split_units(stretch, self.splitter, text_spans)
         return TextSkeleton(parts)
 
     def _stretches(self, text: str) -> list[str]:
@@ -92,7 +93,7 @@ class AlignedText(CorpusFormat):
             sentence = line.body.strip()
             if sentence:
                 start = line.body.index(sentence)
-                unit = TextUnit(sentence, sentence)
+                unit = TextUnit(sentence, sentence, text_marks(sentence))
                 parts += [line.body[:start], unit, line.body[start + len(sentence) :] + line.ending]
             else:
                 parts.append(line.body + line.ending)

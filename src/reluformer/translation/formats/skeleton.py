@@ -3,7 +3,7 @@
 A format is a codec. `skeleton` takes the sentences out of a document for translation. A
 `CorpusFormat` holds both languages, and `read_corpus` reads the same files for training.
 
-A model reads plain sentences. Inline markup and placeholders become marks of their sentence, and
+A model reads plain sentences. Inline markup, placeholders and addresses become marks of their sentence, and
 `marks` places them in the translation, each exactly once. `Skeleton.fill` is the one place where this happens.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from reluformer.translation.document import Document, DocumentAssembler, Transla
 from reluformer.translation.formats.marks import MOST_MARKS, Mark, place_marks
 from reluformer.translation.splitters import Splitter
 
+_SIGNS = frozenset("%{@:/=^\\")
+"""One of these is in every placeholder and address, and in hardly any word."""
 LINE_BREAK = re.compile(r"[\r\n\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 
@@ -52,10 +55,10 @@ class FillReport:
         """Whether somebody should look at these sentences."""
         return bool(self.retranslated or self.marks_by_position)
 
-    def add(self, source: str, doubtful: bool = False) -> None:
+    def add(self, *, copied: bool, doubtful: bool) -> None:
         """Counts one sentence."""
         self.sentences += 1
-        self.copied += not has_letters(source)
+        self.copied += copied
         self.retranslated += doubtful
 
     def include(self, other: FillReport) -> None:
@@ -107,9 +110,10 @@ class TextUnit:
         """
         given = translation if isinstance(translation, TranslatedSentence) else TranslatedSentence(translation)
         report = FillReport() if report is None else report
-        report.add(self.source, given.doubtful)
+        is_fixed = self._is_fixed()
+        report.add(copied=is_fixed or not has_letters(self.source), doubtful=given.doubtful and not is_fixed)
         report.marks += len(self.marks)
-        if given.text == self.source:
+        if is_fixed or given.text == self.source:
             return self.raw
         if len(self.marks) > MOST_MARKS:
             report.marks_by_position += len(self.marks)
@@ -117,9 +121,31 @@ class TextUnit:
         if not self.marks:
             return self.adapt(self.escape(on_one_line(given.text)))
         text = LINE_BREAK.sub(" ", given.text)  # one character for one, so that the alignment still fits
-        written, by_position = place_marks(self.source, text, self.marks, given.alignment, self.escape)
+        fixed = self._fixed_words()
+
+        def escape(piece: str) -> str:
+            for word in fixed:  # a copy too many, as the mark has its place
+                piece = piece.replace(f" {word}", "").replace(word, "")
+            return self.escape(piece)
+
+        written, by_position = place_marks(self.source, text, self.marks, given.alignment, escape)
         report.marks_by_position += by_position
         return self.adapt(written.strip())
+
+    def _is_fixed(self) -> bool:
+        """Returns whether all words are code, placeholders or addresses, so that nothing is to be translated."""
+        own, cursor = [], 0
+        for mark in self.marks:
+            if mark.verbatim:
+                own.append(self.source[cursor : mark.start])
+                cursor = mark.end
+        return cursor > 0 and not any(map(str.isalnum, "".join([*own, self.source[cursor:]])))
+
+    def _fixed_words(self) -> list[str]:
+        """Returns the placeholders and addresses that occur in the sentence as marks alone, longest first."""
+        words = [self.source[mark.start : mark.end] for mark in self.marks if mark.verbatim]
+        counts = Counter(word for word in words if not _SIGNS.isdisjoint(word))
+        return sorted((word for word, count in counts.items() if self.source.count(word) == count), key=len)[::-1]
 
     def escape(self, text: str) -> str:
         """Returns plain text of a translation as the format wants it written."""

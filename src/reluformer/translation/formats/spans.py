@@ -1,8 +1,9 @@
 """Spans: where markup and placeholders stand in running text, and the sentences between them.
 
-A format finds spans. `split_units` takes their markup out, splits the plain text into sentences, and
-turns every span into a mark of its sentence. A pair that reaches beyond its sentence is open at one
-end of it. Markup of such a pair at the very edge of a sentence stays outside, where nothing moves it.
+A format finds spans. Placeholders (`%s`, `{name}`) and addresses are spans in every format. `split_units` takes
+their markup out, splits the plain text into sentences, and turns every span into a mark of its sentence. A pair that
+reaches beyond its sentence is open at one end of it. Markup of such a pair at the very edge of a sentence stays
+outside, where nothing moves it.
 """
 
 from __future__ import annotations
@@ -17,10 +18,19 @@ from reluformer.translation.formats.marks import Mark
 from reluformer.translation.formats.skeleton import LINE_BREAK, TextPart, TextUnit
 from reluformer.translation.splitters import Splitter
 
+_SITE = r"(?:(?:https?|ftp)://|www\.)"
 ADDRESS = (
-    r"(?:(?:https?|ftp)://|www\.)[^\s<>]*[^\s<>.,;:!?'\")\]}*_]"
+    rf"{_SITE}(?:[^\s<>{{]*+\{{[^{{}}\s<>]*+\}})*+[^\s<>]*[^\s<>.,;:!?'\")\]}}*_]"
+    rf"|{_SITE}(?:[^\s<>{{]*+\{{[^{{}}\s<>]*+\}})++"  # ends with a placeholder
     r"|(?<![\w.+-])[\w.+-]{1,64}+@[\w-]+(?:\.[\w-]+)+"
 )
+PLACEHOLDER = (
+    r"%(?:\([^()<>\s]++\)|\d{1,9}+\$)?[-+#0]*+\d*+(?:\.\d++)?+(?:ll?|h)?[diouxXeEfFgGcrs%]"
+    r"|\{\{[^{}<>\r\n]*+\}\}|\$?\{[^{}<>\s]*+\}"
+)
+FIXED = rf"(?!(?<=\d)%(?!\(|[diouxXeEfFgGcrs%](?!\w)))(?:{PLACEHOLDER})|{ADDRESS}"
+"""Placeholders and addresses in running text, where `100%ig` and `5%-10%` are percentages."""
+_FIXED = re.compile(FIXED)
 _SPACES = re.compile(r"(?<!\s)\s++")
 _STOP = re.compile(r"[.!?…。！？]")
 
@@ -50,6 +60,21 @@ UnitMaker = Callable[[str, str, tuple[Mark, ...]], TextUnit]
 def no_spans(text: str) -> Sequence[Span]:
     """Returns no spans, for text in which nothing is marked."""
     return ()
+
+
+def text_spans(text: str) -> list[Span]:
+    """Finds placeholders and addresses in text without markup."""
+    return [Span(*match.span(), text=match[0]) for match in _FIXED.finditer(text)]
+
+
+def text_marks(sentence: str) -> tuple[Mark, ...]:
+    """Returns what `text_spans` finds in a sentence as marks.
+
+    Example:
+        >>> [mark.opening for mark in text_marks("Hello {name}, see www.example.org.")]
+        ['{name}', 'www.example.org']
+    """
+    return tuple(Mark(span.start, span.end, span.text, verbatim=True) for span in nested(text_spans(sentence)))
 
 
 def nested(spans: Sequence[Span]) -> list[Span]:

@@ -17,18 +17,18 @@ from reluformer.files import BYTE_ORDER_MARK
 from reluformer.translation.formats.markup import unescape
 from reluformer.translation.formats.plain import TextLine, split_lines
 from reluformer.translation.formats.skeleton import Skeleton, TextFormat, TextPart, TextSkeleton, TextUnit
-from reluformer.translation.formats.spans import ADDRESS, Span, pair_tags, split_units
+from reluformer.translation.formats.spans import FIXED, Span, pair_tags, split_units
 
 _TIME = r"(?:\d{1,4}:)?\d{1,2}:\d{1,2}[.,]\d{1,3}"
 _TIMING = re.compile(rf"\s*{_TIME}\s*-->\s*{_TIME}(?:\s.*)?")
 _INLINE = re.compile(
     rf"<(?P<close>/?)(?P<name>[A-Za-z]\w*+)(?P<rest>[^<>\n]*+)>|(?P<point><[\d:.]++>|\{{\\[^{{}}\n]*+\}})"
-    rf"|(?P<reference>&#?\w{{1,40}}+;)|{ADDRESS}"
+    rf"|(?P<reference>&#?\w{{1,40}}+;)|{FIXED}"
 )
 
 
 def subtitle_spans(text: str) -> list[Span]:
-    """Finds tags, times, settings, references and addresses in the text of a cue."""
+    """Finds tags, times, settings, references, placeholders and addresses in the text of a cue."""
     spans: list[Span] = []
     tags: list[tuple[int, int, str, str]] = []
     for match in _INLINE.finditer(text):

@@ -1,4 +1,7 @@
-"""Tabular formats: a row holds one sentence pair (TSV, CSV) or a line one document (JSON lines)."""
+"""Tabular formats: a row holds one sentence pair (TSV, CSV) or a line one document (JSON lines).
+
+Placeholders and addresses are marks of their sentence (see `marks`).
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,7 @@ from reluformer.translation.formats.skeleton import (
     TextUnit,
     on_one_line,
 )
+from reluformer.translation.formats.spans import text_marks
 
 MOST_NESTED = 100
 """A line of JSON may nest lists and objects this deep."""
@@ -48,10 +52,9 @@ class _ColumnUnit(TextUnit):
 
     def fill(self, translation: AnyTranslation, report: FillReport | None = None) -> str:
         own = FillReport()
-        super().fill(translation, own)
+        text = on_one_line(super().fill(translation, own))
         if report is not None:
             report.include(own)
-        text = on_one_line(translation if isinstance(translation, str) else translation.text)
         return self.cell(text) + self.rest + (f"{self.separator}{FUZZY}" if own.doubtful else "")
 
     @staticmethod
@@ -90,9 +93,9 @@ class Tsv(CorpusFormat):
                 parts.append(line.body + line.ending)
             elif len(columns) > 1 and not columns[1].strip():
                 rest = "".join("\t" + column for column in columns[2:])
-                parts += [columns[0] + "\t", _TsvUnit(sentence, sentence, rest=rest), line.ending]
+                parts += [columns[0] + "\t", _TsvUnit(sentence, sentence, text_marks(sentence), rest), line.ending]
             else:
-                parts += [line.body + "\t", _TsvUnit(sentence, sentence), line.ending]
+                parts += [line.body + "\t", _TsvUnit(sentence, sentence, text_marks(sentence)), line.ending]
             if sentence or not line.body.strip():
                 groups.add(sentence)
         return TextSkeleton(parts, groups.documents())
@@ -165,9 +168,10 @@ class Csv(CorpusFormat):
         if not sentence or self._is_heading(row):
             parts.append(raw + ending)
         elif len(row.cells) > 1 and not row.cells[1].strip():
-            parts += [raw[: row.ends[0] + 1], _CsvUnit(sentence, sentence, rest=raw[row.ends[1] :]), ending]
+            unit = _CsvUnit(sentence, sentence, text_marks(sentence), raw[row.ends[1] :])
+            parts += [raw[: row.ends[0] + 1], unit, ending]
         else:
-            parts += [raw + ",", _CsvUnit(sentence, sentence), ending]
+            parts += [raw + ",", _CsvUnit(sentence, sentence, text_marks(sentence)), ending]
         if not any(map(str.strip, row.cells)):
             groups.add("")
         elif sentence and not self._is_heading(row):
@@ -320,28 +324,33 @@ class _JsonlSkeleton(Skeleton):
     def __init__(self, lines: Sequence[TextLine]) -> None:
         self.lines = lines
         self.records: dict[int, dict[str, Any]] = {}
+        self.units: dict[int, list[TextUnit]] = {}
+        """The sentences of each record, without blank ones."""
         for index, line in enumerate(lines):
             body = line.body.removeprefix(BYTE_ORDER_MARK)
             if body.strip():
-                self.records[index] = _source_record(body, f"line {index + 1}")
+                record = self.records[index] = _source_record(body, f"line {index + 1}")
+                sentences = (sentence for sentence in record["src"] if sentence.strip())
+                self.units[index] = [TextUnit(sentence, sentence, text_marks(sentence)) for sentence in sentences]
         self.documents = tuple(
-            Document(str(record.get("id", number)), tuple(sentence for sentence in record["src"] if sentence.strip()))
-            for number, record in enumerate(self.records.values(), 1)
+            Document(str(record.get("id", number)), tuple(unit.source for unit in self.units[index]))
+            for number, (index, record) in enumerate(self.records.items(), 1)
         )
+        self.has_marks = any(unit.marks for units in self.units.values() for unit in units)
 
     def _fill(self, translations: Iterator[AnyTranslation], report: FillReport) -> str:
         pieces = []
         for index, (body, ending) in enumerate(self.lines):
             record = self.records.get(index)
             if record is not None:
+                units = iter(self.units[index])
                 texts: list[str] = []
                 flagged: list[int] = []
                 for sentence in record["src"]:
-                    given = next(translations) if sentence.strip() else sentence
-                    text, doubtful = (given, False) if isinstance(given, str) else (given.text, given.doubtful)
-                    if sentence.strip():
-                        report.add(sentence, doubtful)
-                    if doubtful:
+                    own = FillReport()
+                    text = next(units).fill(next(translations), own) if sentence.strip() else sentence
+                    report.include(own)
+                    if own.doubtful:
                         flagged.append(len(texts))
                     texts.append(text)
                 body = _with_translation(body, record, texts, flagged)
