@@ -101,6 +101,25 @@ def test_standard_input_becomes_standard_output(run: Path, invoke: Invoke, trans
     assert result.stderr == (f"{report}\n" if str(report) else "")
 
 
+@pytest.mark.usefixtures("shouting")
+def test_a_dash_is_standard_input_and_standard_output(
+    run: Path, invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.md").write_text("# A *dog*\n\n12!\n")
+    result = invoke("translate", run, "a.md", "--to", "-")
+    assert (result.stdout, result.stderr) == ("# A *DOG*\n\n12!\n", "copied 1 of 2 sentences, which hold no words\n")
+    assert invoke("translate", run, "-", "--to", "-", stdin=TEXT).stdout == TEXT.upper()
+    assert invoke("translate", run, "--to", "-", "--stream", stdin=TEXT).stdout == TEXT.upper()
+    assert not Path("-").exists()
+    for wrong, message in (
+        (["a.md", "-"], "- is standard input, which is translated alone"),
+        (["a.md", "a.md", "--to", "-"], "name it with --to DIR"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            invoke("translate", run, *wrong)
+
+
 def test_options_reach_the_search(run: Path, invoke: Invoke) -> None:
     options = (
         "--beam",

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from reluformer.translation.formats import Skeleton, TextFormat
 
 STDIN = "standard input"
+STANDARD = "-"
+"""In place of a file: standard input, or standard output."""
 _NOT_TEXT = {
     **dict.fromkeys((".docx", ".doc", ".odt", ".rtf", ".pages"), "a document of a word processor"),
     **dict.fromkeys((".xlsx", ".xls", ".ods"), "a spreadsheet"),
@@ -119,7 +121,7 @@ def find_texts(inputs: Sequence[Path], to: str | None, *, any_name: bool, force:
     Files of folders keep their relative paths below `to`.
 
     Args:
-        inputs: Files and folders; standard input if there are none.
+        inputs: Files and folders; standard input if there are none, or for `-` alone.
         to: The folder or file for the result, or None for standard output.
         any_name: Take every file of a folder, not only those whose names say that they are text.
         force: Allow destinations that exist.
@@ -132,6 +134,10 @@ def find_texts(inputs: Sequence[Path], to: str | None, *, any_name: bool, force:
         DataError: An input does not exist, or a folder holds no text.
         StorageError: A destination exists and `force` is not set.
     """
+    if Path(STANDARD) in inputs:
+        if len(inputs) > 1:
+            raise ArgumentError("- is standard input, which is translated alone; leave it or the other files out")
+        inputs = ()
     for path in inputs:
         if not path.exists():
             raise DataError(f"{path}: no such file or folder")

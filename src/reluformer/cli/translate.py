@@ -27,7 +27,7 @@ from reluformer.cli.options import (
     decoding_changes,
     languages,
 )
-from reluformer.cli.text_files import FormatChoice, TextFile, find_texts, write
+from reluformer.cli.text_files import STANDARD, FormatChoice, TextFile, find_texts, write
 from reluformer.errors import ArgumentError, DataError
 from reluformer.training.progress import Report, activity, counted
 
@@ -50,10 +50,11 @@ Pair = tuple["Document", tuple[str, ...]]
 def translate(
     run: RunArgument,
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="FILE", help="Files or folders. Default: standard input.")
+        list[Path] | None, typer.Argument(metavar="FILE", help="Files or folders. Default, and -: standard input.")
     ] = None,
     to: Annotated[
-        str | None, typer.Option(metavar="PLACE", help="Folder, or file for a single text. Default: standard output.")
+        str | None,
+        typer.Option(metavar="PLACE", help="Folder, or file for a single text. Default, and -: standard output."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
     format: Annotated[
@@ -87,6 +88,7 @@ def translate(
 
     Example: reluformer translate runs/demo/reluformer letters/ --to briefe/
     """
+    to = None if to == STANDARD else to
     _check_options(stream=stream, score=score, n_best=n_best, json=as_json, to=to)
     check_model(run)
     listing = as_json or n_best is not None or score is not None
