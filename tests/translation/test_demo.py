@@ -17,6 +17,7 @@ from reluformer.config import load_yaml
 from reluformer.errors import StorageError
 from reluformer.kernels import cpu
 from reluformer.models.config import ModelConfig
+from reluformer.translation.corpus import PreparedCorpus
 from reluformer.translation.demo import PAPER, SYSTEMS
 from reluformer.translation.recipe import Recipe
 
@@ -45,12 +46,18 @@ def test_results_hold_both_systems_and_what_the_readme_names(out: Path) -> None:
     results = json.loads((out / "results.json").read_text(encoding="utf-8"))
     assert set(results["systems"]) == {"reluformer", "transformer"}
     assert results["seconds"] > 0
-    for system in results["systems"].values():
+    for name, system in results["systems"].items():
         assert {"bleu", "d_bleu", "pronoun_accuracy", "pronoun_accuracy_without_context", "term_accuracy"} <= set(
             system
         )
         assert system["training"]["step"] == 4
         assert "13a" in system["scores"]["bleu"]["signature"]
+        translator = load(out / name)
+        documents = [list(document.src) for document in PreparedCorpus(out / "data").documents("test")]
+        found = [best.translated for (best,) in translator.translate_n_best(documents, 1)]
+        anew = sum(sentence.doubtful for document in found for sentence in document)
+        assert system["retranslated_sentences"] == anew
+        assert f"{anew:,} of {system['scores']['sentences']:,}" in (out / "report.html").read_text(encoding="utf-8")
     assert results["systems"]["transformer"]["zero_fraction"] == 0
     assert results["systems"]["reluformer"]["zero_fraction"] > 10
     assert results["systems"]["transformer"]["long_reads"] is None, "softmax has no zeros to skip"

@@ -92,6 +92,8 @@ class DemoOutcome:
     training: dict[str, Any]
     translations: list[list[str]]
     scores: Scores
+    retranslated: int
+    """The sentences that had read another sentence and were translated anew by themselves."""
     discourse: DiscourseScores
     without_context: DiscourseScores
     """The results of the same model when it reads sentence by sentence."""
@@ -107,6 +109,7 @@ class DemoOutcome:
             "bleu": round(self.scores.bleu.value, 2),
             "d_bleu": round(self.scores.d_bleu.value, 2),
             "chrf": round(self.scores.chrf.value, 2),
+            "retranslated_sentences": self.retranslated,
             "pronoun_accuracy": _percent(self.discourse.pronoun.accuracy),
             "pronoun_accuracy_without_context": _percent(self.without_context.pronoun.accuracy),
             "pronoun_accuracy_far": _percent(far.accuracy),
@@ -187,13 +190,15 @@ def evaluate_all(directory: Path, systems: Sequence[System] = SYSTEMS) -> Iterat
     for system in systems:
         run = RunDirectory(directory / system.name)
         translator = load_run(run.path)
-        translations = translator.translate_documents([document.document.src for document in documents])
+        found = [best for (best,) in translator.translate_n_best([document.document.src for document in documents], 1)]
+        translations = [list(best.sentences) for best in found]
         alone = _sentence_by_sentence(translator, documents)
         snapshots = run.log.events("telemetry")
         yield DemoOutcome(
             system=system,
             training=run.status["result"],
             translations=translations,
+            retranslated=sum(sentence.doubtful for best in found for sentence in best.translated),
             scores=score(translations, [d.document.tgt or () for d in documents], length_borders=LENGTH_BORDERS),
             discourse=score_discourse(documents, translations),
             without_context=score_discourse(documents, alone),
@@ -450,5 +455,12 @@ def _small_print(outcomes: Sequence[DemoOutcome]) -> str:
     return (
         "<h2>How this was measured</h2><p>One seed, a generated corpus and a few minutes of training: a demonstration "
         "that the software works, not a comparison of the rules. The study is for that. Scores are cased and "
-        f"sacreBLEU's:</p><ul>{signatures}</ul><p>All figures are in <code>results.json</code> beside this page.</p>"
+        f"sacreBLEU's:</p><ul>{signatures}</ul><p>{_retranslated(outcomes)}</p>"
+        "<p>All figures are in <code>results.json</code> beside this page.</p>"
     )
+
+
+def _retranslated(outcomes: Sequence[DemoOutcome]) -> str:
+    """Returns how many sentences of each system were translated anew."""
+    counts = ", ".join(f"{o.system.title} {o.retranslated:,} of {o.scores.sentences:,}" for o in outcomes)
+    return f"Sentences that were translated anew by themselves, because they had read another one: {counts}."
