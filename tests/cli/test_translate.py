@@ -76,6 +76,8 @@ def folder(tmp_path: Path) -> Path:
         ("a.md", "| 1,234 | 12 % |\n|---|---|\n| 3 + 4 | – |\n"),
         ("a.html", "<table><tr><td>12</td><td>1,234 &amp; 5</td></tr></table>"),
         ("a.srt.txt", "1 2 3\n"),
+        ("formulas.txt", "12\nE=mc^2\n\n$E = mc^2$\n$$\\frac{a}{b}$$\n"),
+        ("formulas.md", "12\n\nE=mc^2\n\n$E = mc^2$\n\n$$\\frac{a}{b}$$\n"),
     ],
 )
 def test_what_has_no_letters_is_copied_exactly(run: Path, invoke: Invoke, tmp_path: Path, name: str, text: str) -> None:

@@ -4,7 +4,8 @@ Errors of structure (misaligned files, invalid UTF-8 or JSON) stop with file and
 Problems of content (an empty sentence, control characters, an over-long line) are counted
 by reason in a `Skipped` tally, and reading goes on. Nothing is dropped silently.
 
-A sentence without words is copied and never translated. A translated sentence may come with its alignment.
+A sentence without words, such as a formula, is copied and never translated. A translated sentence may come
+with its alignment.
 """
 
 from __future__ import annotations
@@ -211,20 +212,44 @@ Range = tuple[int, int]
 def has_letters(text: str) -> bool:
     """Returns whether a text holds a word of any script; what has none is copied and never translated.
 
-    A single letter of a script with capitals is no word, so formulas such as `x = y²` are copied. One of another
-    script, such as Chinese, is.
+    A single letter of a script with capitals is no word, and neither is a formula without spaces. So `x = y²` and
+    `E=mc^2` are copied. A single letter of another script, such as Chinese, is a word.
 
     Example:
-        >>> has_letters("1,234 + 5"), has_letters("x = 2y"), has_letters("5 km"), has_letters("是")
-        (False, False, True, True)
+        >>> has_letters("1,234 + 5"), has_letters("x = 2y"), has_letters("E=mc^2")
+        (False, False, False)
+        >>> has_letters("5 km"), has_letters("是")
+        (True, True)
     """
+    return any(_has_word(piece) for piece in text.split() if not is_formula(piece))
+
+
+def _has_word(piece: str) -> bool:
     beside = False
-    for character in text:
+    for character in piece:
         is_letter = character.isalpha()
-        if is_letter and (beside or not (character.islower() or character.isupper())):
+        if is_letter and (beside or not _has_capitals(character)):
             return True
         beside = is_letter
     return False
+
+
+def _has_capitals(letter: str) -> bool:
+    """Returns whether a letter belongs to a script with capitals."""
+    return letter.islower() or letter.isupper()
+
+
+def is_formula(piece: str) -> bool:
+    """Returns whether text without spaces is a formula, an assignment or a path: it holds `=`, `^` or a backslash.
+
+    Scripts without capitals may write whole sentences without a space, so a piece with such a letter is none.
+
+    Example:
+        >>> is_formula("E=mc^2"), is_formula("\\\\frac{a}{b}"), is_formula("so"), is_formula("他说a=b")
+        (True, True, False, False)
+    """
+    signed = any(sign in piece for sign in "=^\\")
+    return signed and all(_has_capitals(character) for character in piece if character.isalpha())
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,7 @@
 
 For translation, entries without a target get one. Kept: every entry that has a
 translation, notes, states, order, white space around and between sentences. Placeholders of
-programs (`%s`, `{name}`, tags) and inline elements of XLIFF and TMX (`InlineElements`) are marks of
+programs (`%s`, `{name}`, tags), formulas and inline elements of XLIFF and TMX (`InlineElements`) are marks of
 their sentence (see `marks`). The file is written by translate-toolkit, so its layout may change where a target
 was added.
 
@@ -26,7 +26,7 @@ from typing import Any
 
 from reluformer.errors import ArgumentError, DataError
 from reluformer.files import BYTE_ORDER_MARK, decode_line, open_binary
-from reluformer.translation.document import Document, DocumentAssembler, SentencePair, Skipped, SkipReason
+from reluformer.translation.document import Document, DocumentAssembler, Range, SentencePair, Skipped, SkipReason
 from reluformer.translation.formats.markup import unescape
 from reluformer.translation.formats.skeleton import (
     AnyTranslation,
@@ -37,7 +37,7 @@ from reluformer.translation.formats.skeleton import (
     TextUnit,
     filled,
 )
-from reluformer.translation.formats.spans import ADDRESS, PLACEHOLDER, Span, pair_tags, split_units
+from reluformer.translation.formats.spans import ADDRESS, PLACEHOLDER, Span, formula_spans, pair_tags, split_units
 
 _TAG = r"<(?P<close>/?)(?P<name>[A-Za-z][\w:-]*+)(?P<rest>[^<>]*+)>"
 _PLACEHOLDER = re.compile(PLACEHOLDER)
@@ -53,8 +53,9 @@ _XML_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 
 
 def message_spans(text: str) -> list[Span]:
-    """Finds the marks in a message of a program: placeholders, tags, entities, addresses and inline elements."""
+    """Finds the marks in a message of a program: placeholders, tags, entities, addresses, formulas, inline elements."""
     spans: list[Span] = []
+    entities: list[Range] = []
     tags = list(element_tags(text))
     for match in _INLINE.finditer(text):
         if match["name"]:
@@ -62,9 +63,11 @@ def message_spans(text: str) -> list[Span]:
             tags.append((*match.span(), match["name"].lower(), kind))
         elif match["entity"]:
             spans.append(Span(*match.span(), text=unescape(match[0])))
+            entities.append(match.span())
         else:
             spans.append(Span(*match.span(), text=match[0]))
-    return [*spans, *pair_tags(sorted(tags), len(text))]
+    formulas = formula_spans(text, sorted([*entities, *(tag[:2] for tag in tags)]))
+    return [*spans, *pair_tags(sorted(tags), len(text)), *formulas]
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 Markdown keeps front matter, fenced and indented code, HTML blocks, link definitions, and the markup of
 headings, lists, quotes and tables. A model reads plain sentences; emphasis, links, inline code, images (with
-their alternative text), placeholders, addresses, HTML tags and footnote marks are marks of their sentence (see
-`marks`). Not kept: the line breaks inside a translated sentence (it is written on one line), and emphasis of one kind
-that is nested more than two deep.
+their alternative text), formulas, placeholders, addresses, HTML tags and footnote marks are marks of their sentence
+(see `marks`). Formulas are `$…$`, `$$…$$`, and pieces without spaces such as `E=mc^2`. Not kept: the line breaks
+inside a translated sentence (it is written on one line), and emphasis of one kind that is nested more than two deep.
 
 HTML keeps tags, comments, scripts and attributes. Running text ends where a block ends (a paragraph, a cell,
 a line break). Inline elements are marks of their sentence, and code is copied.
@@ -32,7 +32,7 @@ from reluformer.translation.formats.skeleton import (
     TextSkeleton,
     TextUnit,
 )
-from reluformer.translation.formats.spans import FIXED, Span, pair_tags, split_units
+from reluformer.translation.formats.spans import FIXED, Span, blank_out, formula_spans, nested, pair_tags, split_units
 from reluformer.translation.splitters import Splitter
 
 if TYPE_CHECKING:
@@ -58,14 +58,21 @@ _INLINE_MARKUP = re.compile(
 
 
 def html_spans(text: str) -> list[Span]:
-    """Finds the marks in a stretch of running text (elements, code, placeholders, addresses), and references."""
+    """Finds the marks in running text (elements, code, formulas, placeholders, addresses), and references."""
+    markup, fixed = _inline_spans(text)
+    return [*markup, *fixed, *formula_spans(text, _markup_of(markup))]
+
+
+def _inline_spans(text: str) -> tuple[list[Span], list[Span]]:
+    """Finds elements, code and references, and apart from them placeholders and addresses."""
     spans: list[Span] = []
+    fixed: list[Span] = []
     tags: list[tuple[int, int, str, str]] = []
     for match in _INLINE_MARKUP.finditer(text):
         if match["name"]:
             tags.append((*match.span(), match["name"].lower(), _kind(match)))
         elif not match["reference"]:
-            spans.append(Span(*match.span(), text=match[0]))
+            fixed.append(Span(*match.span(), text=match[0]))
         elif (read := unescape(match[0])) != match[0]:
             spans.append(Span(*match.span(), text=read, is_mark=False))
     names = {start: name for start, _, name, _ in tags}
@@ -75,7 +82,7 @@ def html_spans(text: str) -> list[Span]:
             spans.append(Span(span.start, span.end, text=unescape(inner)))
         else:
             spans.append(span)
-    return spans
+    return spans, fixed
 
 
 def _kind(match: re.Match[str]) -> str:
@@ -126,12 +133,20 @@ def _stretches(text: str) -> Iterator[tuple[str, bool]]:
 _FRONT_MATTER = re.compile(r"\ufeff?(?:(---|\+\+\+)[ \t]*\r?\n(?:[^\n]*+\n)*?(?:\1|\.\.\.)[ \t]*(?:\r?\n|\Z))?")
 _ITEM_PREFIX = re.compile(r"\[[ xX]\]\s+|\[\^[^\[\]\s]+\]:\s*")
 _BLOCK_START = re.compile(r"(\d{1,9})([.)])(?=\s|\Z)|(?=[-+*](?:\s|\Z)|#{1,6}(?:\s|\Z)|>|```|~~~|\|)")
+_DISPLAY = r"(?<!\$)\$\$(?!\$)(?:[^$\\]++|\\.)++\$\$(?!\$)"
+# As in Pandoc, so that prices are none. With spaces and words in it, a formula has a sign of mathematics.
+_FORMULA = (
+    r"(?<![\w$])\$(?=[^\s$])(?:(?=[^\s$`]++\$)|(?=[^$`]*?[=^_\\{}<>+*|])|(?![^$`]*?[^\W\d_]{2}))"
+    r"(?:[^$\\`]++|\\.)++(?<!\s)\$(?!\d)"
+)
+_MATH_BLOCK = re.compile(rf"\s*{_DISPLAY}\s*", re.DOTALL)
 _OPAQUE = re.compile(
     r"(?<!`)(?P<ticks>`+)(?!`)(?P<code>.{1,2000}?)(?<!`)(?P=ticks)(?!`)"
     r"|(?P<point>!\[(?:[^\[\]\\]|\\.)*+\](?:\((?:[^()\\]|\\.|\([^()]*\))*+\)|\[[^\[\]]*\])"
     r"|<!--.{0,2000}?-->|\[\^[^\[\]\s]+\])"
     r"|<(?P<address>[A-Za-z][A-Za-z0-9+.-]*:[^\s<>]*|[^\s<>@]+@[^\s<>]+)>"
-    r"|\\(?P<escaped>[!-/:-@\[-`{-~])",
+    r"|\\(?P<escaped>[!-/:-@\[-`{-~])"
+    rf"|(?P<math>{_DISPLAY}|{_FORMULA})",
     re.DOTALL,
 )
 _LINK = re.compile(
@@ -146,19 +161,22 @@ _RISKY = re.compile(r"[`]|\\(?=[!-/:-@\[-`{-~]|\Z)|[*_]|~~|<(?=[A-Za-z/!?])|&(?=
 def markdown_spans(text: str) -> list[Span]:
     """Finds the marks in the text of a paragraph, and what is written with an escape or an entity."""
     spans = [_opaque(match) for match in _OPAQUE.finditer(text)]
-    hidden = _blank_out(text, [(span.start, span.end) for span in spans])
+    hidden = blank_out(text, [(span.start, span.end) for span in spans])
     links: list[Span] = []
     for match in _LINK.finditer(hidden):
         links.append(Span(*match.span(), content=match.span("label"), whole=True))
     covered = [
         part for link in links if link.content for part in ((link.start, link.content[0]), (link.content[1], link.end))
     ]
-    hidden = _blank_out(hidden, covered)
+    hidden = blank_out(hidden, covered)
     spans += links
-    found = [_as_written(span, text) for span in html_spans(hidden)]
-    hidden = _blank_out(hidden, _markup_of(found))
+    markup, fixed = _inline_spans(hidden)
+    visible = blank_out(hidden, _markup_of(markup)).replace("*", "\0").replace("~~", "\0\0")
+    fixed = [_as_written(span, text) for span in fixed]
+    found = [*markup, *nested([*fixed, *formula_spans(visible)])]
+    hidden = blank_out(hidden, _markup_of(found))
     spans += found
-    outside = _blank_out(hidden, [link.content for link in links if link.content])
+    outside = blank_out(hidden, [link.content for link in links if link.content])
     spans += _emphasis(outside, text, 0, len(text))
     for link in links:
         if link.content:
@@ -187,6 +205,8 @@ def _markup_of(spans: Sequence[Span]) -> list[tuple[int, int]]:
 def _opaque(match: re.Match[str]) -> Span:
     if match["escaped"]:
         return Span(*match.span(), text=match["escaped"], is_mark=False)
+    if match["math"]:
+        return Span(*match.span(), text=match["math"].strip("$").strip())
     code = match["code"]
     if code and code.strip() and code[0] == code[-1] == " ":
         code = code[1:-1]
@@ -251,15 +271,6 @@ def _pairs(opener: _DelimiterRun, closer: _DelimiterRun) -> bool:
         return False
     either = opener.closes or closer.opens
     return not either or (opener.size + closer.size) % 3 != 0 or opener.size % 3 == closer.size % 3 == 0
-
-
-def _blank_out(text: str, ranges: Sequence[tuple[int, int]]) -> str:
-    pieces, cursor = [], 0
-    for start, end in ranges:
-        if start >= cursor:
-            pieces += [text[cursor:start], "\0" * (end - start)]
-            cursor = end
-    return "".join([*pieces, text[cursor:]])
 
 
 @dataclass(frozen=True)
@@ -363,7 +374,7 @@ class Markdown(TextFormat):
                 if found:
                     column = found.end
                     yield TextBlock([Stretch(starts[first] + found.start, starts[first] + found.end)], in_table=True)
-            else:
+            elif not _MATH_BLOCK.fullmatch(token.content):
                 yield from _paragraph(lines, starts, first, opening, token)
 
     def _units(self, text: str, stretches: Sequence[Stretch], block: TextBlock) -> list[TextPart]:

@@ -1,7 +1,7 @@
 """Plain text: running text or one sentence a line, and the texts of all formats.
 
-Paragraphs, blank lines, line breaks and indentation come back as they were. Placeholders and addresses are
-marks of their sentence (see `marks`).
+Paragraphs, blank lines, line breaks and indentation come back as they were. Placeholders, addresses
+and formulas are marks of their sentence (see `marks`).
 
 Corpora are read by `files.numbered_lines`, whose lines end at LF (or CR LF) and nowhere else:
 Unicode's other separators (U+2028, U+0085, form feed) occur inside sentences, and breaking

@@ -3,7 +3,7 @@
 A format is a codec. `skeleton` takes the sentences out of a document for translation. A
 `CorpusFormat` holds both languages, and `read_corpus` reads the same files for training.
 
-A model reads plain sentences. Inline markup, placeholders and addresses become marks of their sentence, and
+A model reads plain sentences. Inline markup, placeholders, addresses and formulas become marks of their sentence, and
 `marks` places them in the translation, each exactly once. `Skeleton.fill` is the one place where this happens.
 """
 
@@ -24,7 +24,7 @@ from reluformer.translation.formats.marks import MOST_MARKS, Mark, place_marks
 from reluformer.translation.splitters import Splitter
 
 _SIGNS = frozenset("%{@:/=^\\")
-"""One of these is in every placeholder and address, and in hardly any word."""
+"""One of these is in every placeholder, address and formula, and in hardly any word."""
 LINE_BREAK = re.compile(r"[\r\n\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 

@@ -1,19 +1,20 @@
 """Spans: where markup and placeholders stand in running text, and the sentences between them.
 
-A format finds spans. Placeholders (`%s`, `{name}`) and addresses are spans in every format. `split_units` takes
-their markup out, splits the plain text into sentences, and turns every span into a mark of its sentence. A pair that
-reaches beyond its sentence is open at one end of it. Markup of such a pair at the very edge of a sentence stays
-outside, where nothing moves it.
+A format finds spans. Placeholders (`%s`, `{name}`), addresses and formulas (`E=mc^2`) are spans in every format.
+`split_units` takes their markup out, splits the plain text into sentences, and turns every span into a mark of its
+sentence. A pair that reaches beyond its sentence is open at one end of it. Markup of such a pair at the very edge of a
+sentence stays outside, where nothing moves it.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from reluformer.translation.document import Range
+from reluformer.translation.document import Range, is_formula
 from reluformer.translation.formats.marks import Mark
 from reluformer.translation.formats.skeleton import LINE_BREAK, TextPart, TextUnit
 from reluformer.translation.splitters import Splitter
@@ -31,6 +32,11 @@ PLACEHOLDER = (
 FIXED = rf"(?!(?<=\d)%(?!\(|[diouxXeEfFgGcrs%](?!\w)))(?:{PLACEHOLDER})|{ADDRESS}"
 """Placeholders and addresses in running text, where `100%ig` and `5%-10%` are percentages."""
 _FIXED = re.compile(FIXED)
+_PIECE = re.compile(r"(?:[^\s\0{]++|\{\{[^{}<>\0\r\n]*+\}\}|\{)++")
+_CLOSINGS = {"(": ")", "[": "]", "{": "}"}
+_OPENINGS = {closing: opening for opening, closing in _CLOSINGS.items()}
+_QUOTES = frozenset("\"'“”„‚‘’«»‹›*_~`")
+_PUNCTUATION = frozenset(".,;:!?…")
 _SPACES = re.compile(r"(?<!\s)\s++")
 _STOP = re.compile(r"[.!?…。！？]")
 
@@ -63,8 +69,52 @@ def no_spans(text: str) -> Sequence[Span]:
 
 
 def text_spans(text: str) -> list[Span]:
-    """Finds placeholders and addresses in text without markup."""
-    return [Span(*match.span(), text=match[0]) for match in _FIXED.finditer(text)]
+    """Finds placeholders, addresses and formulas in text without markup."""
+    return [*(Span(*match.span(), text=match[0]) for match in _FIXED.finditer(text)), *formula_spans(text)]
+
+
+def formula_spans(text: str, markup: Iterable[Range] = ()) -> Iterator[Span]:
+    """Yields the formulas in a text, without punctuation around them.
+
+    Args:
+        text: The text; NUL stands for markup.
+        markup: Where other markup stands, in order. It is in no formula.
+    """
+    for match in _PIECE.finditer(blank_out(text, markup)):
+        if is_formula(match[0]):
+            low, high = _without_punctuation(match[0])
+            if any(map(str.isalnum, match[0][low:high])):
+                yield Span(match.start() + low, match.start() + high, text=match[0][low:high])
+
+
+def _without_punctuation(piece: str) -> Range:
+    """Returns where a piece begins and ends without quotes, stops, and brackets that have no partner in it."""
+    low, high = 0, len(piece)
+    counts = Counter(piece)
+    while low < high:
+        sign = piece[low]
+        if sign not in _QUOTES and not (sign in _CLOSINGS and counts[sign] > counts[_CLOSINGS[sign]]):
+            break
+        counts[sign] -= 1
+        low += 1
+    while low < high:
+        sign = piece[high - 1]
+        alone = sign in _OPENINGS and counts[sign] > counts[_OPENINGS[sign]]
+        if sign not in _QUOTES and sign not in _PUNCTUATION and not alone:
+            break
+        counts[sign] -= 1
+        high -= 1
+    return low, high
+
+
+def blank_out(text: str, ranges: Iterable[Range]) -> str:
+    """Returns a text with NUL in place of some ranges, which are given in order; what begins inside another is not."""
+    pieces, cursor = [], 0
+    for start, end in ranges:
+        if start >= cursor:
+            pieces += [text[cursor:start], "\0" * (end - start)]
+            cursor = end
+    return "".join([*pieces, text[cursor:]])
 
 
 def text_marks(sentence: str) -> tuple[Mark, ...]:

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 from reluformer.errors import DataError
 from reluformer.files import BYTE_ORDER_MARK
+from reluformer.translation.document import Range
 from reluformer.translation.formats.markup import unescape
 from reluformer.translation.formats.plain import TextLine, split_lines
 from reluformer.translation.formats.skeleton import Skeleton, TextFormat, TextPart, TextSkeleton, TextUnit
-from reluformer.translation.formats.spans import FIXED, Span, pair_tags, split_units
+from reluformer.translation.formats.spans import FIXED, Span, formula_spans, pair_tags, split_units
 
 _TIME = r"(?:\d{1,4}:)?\d{1,2}:\d{1,2}[.,]\d{1,3}"
 _TIMING = re.compile(rf"\s*{_TIME}\s*-->\s*{_TIME}(?:\s.*)?")
@@ -28,10 +29,13 @@ _INLINE = re.compile(
 
 
 def subtitle_spans(text: str) -> list[Span]:
-    """Finds tags, times, settings, references, placeholders and addresses in the text of a cue."""
+    """Finds tags, times, settings, references, placeholders, addresses and formulas in the text of a cue."""
     spans: list[Span] = []
     tags: list[tuple[int, int, str, str]] = []
+    markup: list[Range] = []
     for match in _INLINE.finditer(text):
+        if match["name"] or match["point"] or match["reference"]:
+            markup.append(match.span())
         if match["name"]:
             tags.append((*match.span(), match["name"].lower(), "close" if match["close"] else "open"))
         elif match["point"]:
@@ -40,7 +44,7 @@ def subtitle_spans(text: str) -> list[Span]:
             spans.append(Span(*match.span(), text=unescape(match[0]), is_mark=False))
         else:
             spans.append(Span(*match.span(), text=match[0]))
-    return [*spans, *pair_tags(tags, len(text))]
+    return [*spans, *pair_tags(tags, len(text)), *formula_spans(text, markup)]
 
 
 @dataclass(frozen=True)

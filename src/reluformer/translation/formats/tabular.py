@@ -1,6 +1,6 @@
 """Tabular formats: a row holds one sentence pair (TSV, CSV) or a line one document (JSON lines).
 
-Placeholders and addresses are marks of their sentence (see `marks`).
+Placeholders, addresses and formulas are marks of their sentence (see `marks`).
 """
 
 from __future__ import annotations
