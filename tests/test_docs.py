@@ -26,6 +26,13 @@ LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
 FILE = re.compile(r"(?<![\w./-])((?:src|tests|benchmarks|configs|docs|notebooks)/[\w./-]+\.\w+)")
 INLINE = re.compile(r"`(reluformer [^`]+)`")
 
+LONG_SENTENCES = {
+    "findings.md": "quotes the findings of the study with their conditions",
+    "measurements.md": "each paragraph is one measurement with its machine and command",
+    "kernels.md": "each paragraph is one measurement with its machine and command",
+}
+"""Pages whose sentences may be longer than those of the others, and why."""
+
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -101,7 +108,7 @@ def prose(text: str) -> list[str]:
     text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"^(#|\|).*$", "", text, flags=re.MULTILINE)
     items = re.split(r"\n\s*\n|^(?:\*|\d+\.) ", text, flags=re.MULTILINE)
-    return [one for item in items for one in re.split(r"(?<=[.!?])\s+(?=[A-Z`])", " ".join(item.split())) if one]
+    return [one for item in items for one in re.split(r"(?<=[.!?])\**\s+(?=[A-Z`*])", " ".join(item.split())) if one]
 
 
 def count_words(text: str) -> int:
@@ -115,6 +122,15 @@ def test_the_readme_is_short() -> None:
     lengths = {sentence: count_words(sentence) for sentence in prose(text)}
     assert [sentence for sentence, length in lengths.items() if length >= 25] == []
     assert sum(lengths.values()) / len(lengths) < 16
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name not in LONG_SENTENCES], ids=lambda page: page.name
+)
+def test_sentences_of_a_page_are_short(page: Path) -> None:
+    """At most 30 words, those of commands in the text included."""
+    sentences = prose(page.read_text(encoding="utf-8"))
+    assert [sentence for sentence in sentences if count_words(sentence) > 30] == []
 
 
 def test_the_findings_of_the_readme_are_those_of_the_study() -> None:
