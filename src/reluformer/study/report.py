@@ -40,7 +40,7 @@ LEADS: dict[Scale, str] = {
 }
 PROTOCOL = (
     "The rules for the verdicts were fixed before the runs (docs/protocol.md). "
-    "Behind ± stands half of the 95 % interval of a mean over seeds; a positive difference is for the better."
+    "The number after ± is half of the 95 % interval of a mean over seeds. A positive difference is an improvement."
 )
 BOOTSTRAP_NOTE = (
     "p is sacreBLEU's: how often the size of a resampled difference exceeds its own mean by more than "

@@ -171,7 +171,7 @@ class Heartbeat:
 
 
 class LineProgress:
-    """Prints a line at the first update, then one every `seconds`; and what goes on between updates that take longer.
+    """Prints a line at the first update, then one every `seconds`, also while updates take longer than that.
 
     Args:
         stream: Where lines go. Default: standard error.

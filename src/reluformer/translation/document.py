@@ -2,7 +2,7 @@
 
 Errors of structure (misaligned files, invalid UTF-8 or JSON) stop with file and line.
 Problems of content (an empty sentence, control characters, an over-long line) are counted
-by reason in a `Skipped` tally, and reading goes on. Nothing is dropped silently.
+by reason in a `Skipped` tally, and reading continues. Nothing is dropped silently.
 
 A sentence without words, such as a formula, is copied and never translated. A translated sentence may come
 with its alignment.

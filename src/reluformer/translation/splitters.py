@@ -6,8 +6,8 @@ pysbd    the package pysbd, for its languages
 
 The rules of `simple`: a sentence can end behind `.`, `!`, `?` or an ellipsis, with quotes and
 brackets that close there, before white space. A blank line always ends a sentence. The
-sentence goes on where the next word begins in lower case. After a lone full stop it also
-goes on behind
+sentence continues where the next word begins in lower case. After a lone full stop it also
+continues behind
 
     Mr. Dr. z.B. d.h. bzw.      what never ends a sentence
     No. Nr. Art. S. + number    what counts something

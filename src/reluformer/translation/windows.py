@@ -121,7 +121,7 @@ def accept_windows(
 ) -> None:
     """Gives each document the hypotheses of its window, with what they read where that is needed.
 
-    A search that can tell what was read of each sentence has told it. Everything else is one batch of reads.
+    A search that sums its reads by sentence has stored them in its hypotheses. One batch computes all others.
 
     Args:
         decoder: The decoder that found them.
@@ -329,7 +329,7 @@ class WindowedDocument:
         A sentence that read another one is not final before it was translated anew.
 
         Args:
-            decoder: The decoder, which is asked what the tokens read if the search has not told it.
+            decoder: The decoder, which computes what the tokens read if the search has not stored it.
             begun: The first tokens of the target.
         """
         final = [unit[0] for unit in self._done[: self._final_units()]]
