@@ -13,7 +13,16 @@ from collections.abc import Iterable
 
 
 class ReluformerError(Exception):
-    """The base of all errors that a user can cause and fix."""
+    """The base of all errors that a user can cause and fix.
+
+    Example:
+        >>> import reluformer as rf
+        >>> try:
+        ...     rf.rules.get("sofmax")
+        ... except rf.ReluformerError as error:
+        ...     print(error)
+        unknown rule 'sofmax'; did you mean 'softmax'? valid: ...
+    """
 
 
 class ArgumentError(ReluformerError, ValueError):

@@ -73,8 +73,16 @@ def train(
 
     Example:
         >>> import reluformer as rf
-        >>> result = rf.train("configs/demo.yaml", "runs/demo")  # doctest: +SKIP
-        >>> rf.load("runs/demo").translate(["A document."])  # doctest: +SKIP
+        >>> recipe = {
+        ...     "data": {"train": {"embedded": {"documents": 20}}, "tokenizer": {"vocab_size": 300}},
+        ...     "model": {"width": 16, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "slots": 32},
+        ...     "training": {"updates": 2, "tokens_per_batch": 400},
+        ... }
+        >>> result = rf.train(recipe, "runs/tiny")
+        >>> result.status, result.step
+        ('finished', 2)
+        >>> len(rf.load("runs/tiny").translate(["The lamp is new."]))
+        1
     """
     from reluformer import images, language  # here, so that a translation does not wait for what only training needs
     from reluformer.training.corpus_task import TrainingOptions
@@ -92,6 +100,12 @@ def train(
 
 def recipe_class(recipe: Mapping[str, Any] | str | Path) -> type[AnyRecipe]:
     """Returns the class of a recipe, by its key `task`.
+
+    Args:
+        recipe: The sections of a recipe, or the path of a YAML file.
+
+    Returns:
+        The class; a recipe without the key is for translation.
 
     Raises:
         ConfigError: There is no such task, or the file cannot be read.
@@ -128,11 +142,12 @@ def load(directory: str | Path, device: str | torch.device = "cpu", *, int8: boo
 
     Example:
         >>> import reluformer as rf
-        >>> translator = rf.load("runs/demo", beam=2)  # doctest: +SKIP
-        >>> translator.translate(["The lamp is new."])  # doctest: +SKIP
-        ['Die Lampe ist neu.']
-        >>> rf.load("runs/europarl").generate("Mr President,")  # doctest: +SKIP
-        'Mr President, the report is clear.'
+        >>> translator = rf.load("runs/demo", beam=2)
+        >>> translator.config.beam
+        2
+        >>> translations = translator.translate(["The lamp is new.", "It is big."])
+        >>> len(translations)
+        2
     """
     directory = find_run(Path(directory))
     of_images = _content(RunDirectory(directory).model).get("architecture") == "image_model"

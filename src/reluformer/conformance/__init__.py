@@ -41,7 +41,7 @@ def check(read: str | Callable[..., Any], rules: Sequence[str] | None = None, *,
 
     Example:
         >>> from reluformer import conformance
-        >>> conformance.check("reference", rules=["relu"])  # doctest: +SKIP
+        >>> conformance.check("reference", rules=["relu_plain"])
         ()
     """
     try:

@@ -25,13 +25,24 @@ NEVER = (PAD, BEGIN, SEPARATOR, UNKNOWN)
 
 
 class Generator:
-    """A language model with its tokenizer.
+    """A language model with its tokenizer; `reluformer.load` opens those of a run.
+
+    Args:
+        model: The language model, which is on `device`.
+        tokenizer: The tokenizer that the model was trained with.
+        device: The device that the model computes on.
+
+    Raises:
+        StorageError: Model and tokenizer have different numbers of entries.
 
     Example:
-        >>> from reluformer import language
-        >>> generator = language.load("runs/language")  # doctest: +SKIP
-        >>> generator.generate("The session", temperature=0.8)  # doctest: +SKIP
-        'The session is adjourned.'
+        >>> from reluformer import LanguageConfig
+        >>> tokenizer = Tokenizer.load("runs/demo/reluformer")
+        >>> config = LanguageConfig(vocab_size=tokenizer.vocab_size, width=16, heads=2, layers=1, slots=32)
+        >>> generator = Generator(LanguageModel(config), tokenizer)  # its weights are random
+        >>> text = generator.generate("The session", temperature=0.8, tokens=5, seed=0)
+        >>> text.startswith("The session")
+        True
     """
 
     def __init__(self, model: LanguageModel, tokenizer: Tokenizer, device: str | torch.device = "cpu") -> None:

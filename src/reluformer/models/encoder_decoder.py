@@ -54,6 +54,11 @@ class DecoderState:
 class ReLUFormer(TokenModel):
     """An encoder-decoder with a rule for each kind of memory; see `ModelConfig`.
 
+    Calling the model takes source tokens (B, S) and target tokens (B, T), and computes logits (B, T, V).
+
+    Args:
+        config: The sizes and rules of the model.
+
     Example:
         >>> from reluformer.models.config import ModelConfig
         >>> model = ReLUFormer(ModelConfig(vocab_size=50, width=16, heads=2, slots=32))

@@ -23,6 +23,11 @@ from reluformer.models.config import ImageConfig
 class ImageModel(TokenModel):
     """A classifier of images; see `ImageConfig`.
 
+    Calling the model takes images (B, channels, image_size, image_size) and computes logits (B, classes).
+
+    Args:
+        config: The sizes and the rules of the model.
+
     Example:
         >>> from reluformer.models.config import ImageConfig
         >>> model = ImageModel(ImageConfig(width=16, heads=2, layers=1, slots=32, patch=7))

@@ -69,6 +69,11 @@ class LanguageState:
 class LanguageModel(TokenModel):
     """A decoder-only model; see `LanguageConfig`.
 
+    Calling the model takes tokens (B, T) and computes logits (B, T, V).
+
+    Args:
+        config: The sizes and the rules of the model.
+
     Example:
         >>> import torch
         >>> from reluformer.models.config import LanguageConfig

@@ -165,8 +165,20 @@ def _function_options(name: str, function: Callable[..., Tensor], base: type[Rul
 def unregister(name: str) -> None:
     """Forget the rule `name`, so that another one may take its name.
 
+    Args:
+        name: the name of a registered rule.
+
     Raises:
         UnknownNameError: there is no such rule.
+
+    Example:
+        >>> from reluformer import rules
+        >>> @rules.register("cubed")
+        ... def cubed(scores, n):
+        ...     return scores.clamp(min=0) ** 3 / n
+        >>> rules.unregister("cubed")
+        >>> "cubed" in rules.names()
+        False
     """
     if name not in _registry:
         raise UnknownNameError(f"unknown rule '{name}'; {nearest(name, _registry)}")
@@ -176,6 +188,9 @@ def unregister(name: str) -> None:
 
 def names() -> tuple[str, ...]:
     """Return the name of every registered rule, those of installed packages included.
+
+    Returns:
+        The names, in the order in which the rules were registered.
 
     Example:
         >>> from reluformer import rules
@@ -191,6 +206,9 @@ def get(rule: str | Mapping[str, Any] | Rule) -> Rule:
 
     Args:
         rule: a name, a mapping `{"name": ..., option: ...}`, or a rule, which is returned as it is.
+
+    Returns:
+        The rule, a frozen object. Two rules with the same options are equal.
 
     Raises:
         UnknownNameError: there is no rule of that name.
@@ -251,7 +269,13 @@ def _checked(where: str, value: Any, default: Any) -> Any:
 
 
 def spec(rule: Rule) -> str | dict[str, Any]:
-    """Return what `get` turns back into an equal rule: its name, or a mapping where options differ.
+    """Return what `get` turns back into an equal rule.
+
+    Args:
+        rule: a rule whose class is registered.
+
+    Returns:
+        The name of the rule, or a mapping with those options that differ from their defaults.
 
     Raises:
         ArgumentError: the class of the rule is not registered.
@@ -271,10 +295,30 @@ def spec(rule: Rule) -> str | dict[str, Any]:
 
 
 def load_plugin(path: str | Path) -> tuple[str, ...]:
-    """Run a user's Python file that registers rules, and return the names that it added.
+    r"""Run a user's Python file that registers rules, and return the names that it added.
+
+    Args:
+        path: the Python file.
+
+    Returns:
+        The names of the rules that the file registered.
 
     Raises:
         ArgumentError: the file does not exist, fails, or registers no rule.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from reluformer import rules
+        >>> lines = [
+        ...     "from reluformer import rules",
+        ...     "@rules.register('cubed')",
+        ...     "def cubed(scores, n):",
+        ...     "    return scores.clamp(min=0) ** 3 / n",
+        ... ]
+        >>> written = Path("my_rules.py").write_text("\n".join(lines))
+        >>> rules.load_plugin("my_rules.py")
+        ('cubed',)
+        >>> rules.unregister("cubed")
     """
     path = Path(path)
     if not path.is_file():

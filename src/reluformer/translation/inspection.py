@@ -378,9 +378,9 @@ def read_windows(
 
     Example:
         >>> import reluformer as rf
-        >>> windows = read_windows(rf.load("runs/demo"), ["The lamp is new."])  # doctest: +SKIP
-        >>> windows[0].reads[0]  # doctest: +SKIP
-        {0: 4.1, 1: 0.7}
+        >>> [window] = read_windows(rf.load("runs/demo"), ["The lamp is new."])
+        >>> len(window.reads) == len(window.readers)
+        True
     """
     tokenizer = translator.tokenizer
     sentences = [" ".join(sentence.split()) for sentence in sentences]

@@ -384,7 +384,13 @@ class ModelRecipe(ModelSection):
 
 
 class Recipe(TrainingRecipe):
-    """Everything that decides a training run and how its model translates."""
+    """Everything that decides a training run and how its model translates.
+
+    Example:
+        >>> recipe = Recipe(data={"train": {"embedded": {"documents": 20}}}, training={"updates": 100})
+        >>> recipe.training.updates, recipe.decoding.beam
+        (100, 4)
+    """
 
     data: DataConfig
     """The corpus, its vocabulary and its segments."""

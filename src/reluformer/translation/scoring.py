@@ -445,12 +445,16 @@ def evaluate(
         embedded: Whether they come from the embedded corpus, whose pronouns and terms are counted as well.
         report: Takes the number of sentences done and of all.
 
+    Returns:
+        The translations, their scores, the decoding settings and the seconds.
+
     Example:
         >>> import reluformer as rf
         >>> run = Path("runs/demo/reluformer")
-        >>> documents, embedded = read_split(run, "test")  # doctest: +SKIP
-        >>> evaluate(run, rf.load(run), documents, embedded=embedded).scores.bleu.value  # doctest: +SKIP
-        97.2
+        >>> documents, embedded = read_split(run, "test")
+        >>> found = evaluate(run, rf.load(run), documents, embedded=embedded)
+        >>> 0 <= found.scores.bleu.value <= 100
+        True
     """
     from reluformer.translation.embedded import document_from_id, score_discourse
 

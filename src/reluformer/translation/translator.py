@@ -69,6 +69,10 @@ def load_run(
     Raises:
         StorageError: The directory holds no model, another model's tokenizer, or a damaged file.
         ArgumentError: The compiled library cannot decode the model with int8 weights.
+
+    Example:
+        >>> load_run("runs/demo", beam=1).config.beam
+        1
     """
     run = RunDirectory(find_run(Path(directory)))
     directory = run.path
@@ -109,9 +113,10 @@ class Translator:
 
     Example:
         >>> import reluformer as rf
-        >>> translator = rf.load("runs/demo")  # doctest: +SKIP
-        >>> translator.translate(["The lamp is new. It is big."])  # doctest: +SKIP
-        ['Die Lampe ist neu. Sie ist groß.']
+        >>> translator = rf.load("runs/demo")
+        >>> [translation] = translator.translate(["The lamp is new. It is big."])
+        >>> type(translation)
+        <class 'str'>
     """
 
     def __init__(self, model: ReLUFormer | Decoder, tokenizer: Tokenizer, config: DecodingConfig | None = None) -> None:
@@ -159,7 +164,7 @@ class Translator:
         progress: ReportProgress | None = None,
         report: FillReport | None = None,
     ) -> list[str] | list[list[str]]:
-        """Translates texts. Everything that is no sentence stays as it is.
+        r"""Translates texts. Everything that is no sentence stays as it is.
 
         Args:
             texts: The texts, each of any length.
@@ -173,7 +178,18 @@ class Translator:
             A translation of each text; with `n_best`, a list of them, best first.
 
         Raises:
-            ArgumentError: `texts` is a single string.
+            ArgumentError: `texts` is a single string, or `n_best` is less than 1.
+            UnknownNameError: There is no format of that name.
+
+        Example:
+            >>> import reluformer as rf
+            >>> translator = rf.load("runs/demo", beam=2)
+            >>> [page] = translator.translate(["# The lamp\n"], format="markdown")
+            >>> page.startswith("# ") and page.endswith("\n")
+            True
+            >>> [choices] = translator.translate(["The lamp is new."], n_best=2)
+            >>> len(choices)
+            2
         """
         _refuse_single("translate", texts)
         layout = formats.get(format) if isinstance(format, str) else format
@@ -189,7 +205,24 @@ class Translator:
     def translate_documents(
         self, documents: Sequence[Sentences], progress: ReportProgress | None = None
     ) -> list[list[str]]:
-        """Translates documents that are lists of sentences; every sentence becomes exactly one sentence."""
+        """Translates documents that are lists of sentences; every sentence becomes exactly one sentence.
+
+        Args:
+            documents: Lists of sentences.
+            progress: Is called with the number of translated sentences and the number of all.
+
+        Returns:
+            The translated sentences of each document.
+
+        Raises:
+            ArgumentError: A document is a string and not a list of sentences.
+
+        Example:
+            >>> import reluformer as rf
+            >>> [document] = rf.load("runs/demo").translate_documents([["The lamp is new.", "It is big."]])
+            >>> len(document)
+            2
+        """
         return [list(best[0].sentences) for best in self.translate_n_best(documents, 1, progress)]
 
     def translate_n_best(
@@ -206,6 +239,18 @@ class Translator:
             n: The number of translations.
             progress: Is called with the number of translated sentences and the number of all.
             aligned: Whether the sentences of each document need their alignments; by default none does.
+
+        Returns:
+            The translations of each document, best first.
+
+        Raises:
+            ArgumentError: A document is a string and not a list of sentences.
+
+        Example:
+            >>> import reluformer as rf
+            >>> [found] = rf.load("runs/demo").translate_n_best([["The lamp is new."]], n=2)
+            >>> len(found), len(found[0].sentences), found[0].score < 0
+            (2, 1, True)
         """
         for document in documents:
             _refuse_single("translate_documents", document)
@@ -219,13 +264,37 @@ class Translator:
 
         Args:
             document: A plain text, which is split into sentences, or a list of sentences.
+
+        Yields:
+            The translation of each sentence, in the order of the document.
+
+        Example:
+            >>> import reluformer as rf
+            >>> translator = rf.load("runs/demo")
+            >>> len(list(translator.stream("The lamp is new. It is big.")))
+            2
         """
         if isinstance(document, str):
             document, _ = formats.get("plain").parse(document)
         return (sentence.text for sentence in self.stream_translations(document))
 
     def stream_translations(self, document: Sentences, aligned: bool = False) -> Iterator[TranslatedSentence]:
-        """Yields what `stream` does, with alignments where `aligned` asks for them."""
+        """Yields what `stream` does, with alignments where `aligned` asks for them.
+
+        Args:
+            document: A list of sentences.
+            aligned: Whether to align each sentence with its source.
+
+        Yields:
+            The translation of each sentence, in the order of the document.
+
+        Example:
+            >>> import reluformer as rf
+            >>> translator = rf.load("runs/demo")
+            >>> [found] = translator.stream_translations(["The lamp is new."])
+            >>> type(found.text), found.alignment
+            (<class 'str'>, None)
+        """
         return stream_document(self.decoder, self.tokenizer, document, self.config, aligned)
 
     def score(self, sources: Sequence[Sentences], targets: Sequence[Sentences]) -> list[TargetScore]:
@@ -237,6 +306,17 @@ class Translator:
 
         Returns:
             The log-probabilities of each target, by token and by sentence.
+
+        Raises:
+            ArgumentError: The numbers of sources and targets differ, a document is a string and not a list of
+                sentences, or this is an ONNX export.
+
+        Example:
+            >>> import reluformer as rf
+            >>> translator = rf.load("runs/demo")
+            >>> [found] = translator.score([["The lamp is new."]], [["Die Lampe ist neu."]])
+            >>> len(found.sentences), found.total < 0
+            (1, True)
         """
         source_rows, target_rows = ([self._tokens(document) for document in side] for side in (sources, targets))
         return score_targets(self.model, source_rows, target_rows, self.config.batch_tokens)
@@ -256,10 +336,11 @@ class Translator:
 
         Example:
             >>> import reluformer as rf
-            >>> translator = rf.load("runs/demo")  # doctest: +SKIP
-            >>> [maps] = translator.inspect("The lamp is new. It is big.")  # doctest: +SKIP
-            >>> maps.cross.shape, maps.source[:3]  # doctest: +SKIP
-            ((3, 4, 11, 10), ('The', 'lamp', 'is'))
+            >>> translator = rf.load("runs/demo")
+            >>> [maps] = translator.inspect("The lamp is new. It is big.")
+            >>> layers, heads, *tokens = maps.cross.shape
+            >>> tokens == [len(maps.target), len(maps.source)]
+            True
         """
         sentences = formats.get("plain").parse(text)[0] if isinstance(text, str) else text
         if translation is not None:
@@ -290,6 +371,13 @@ def score_targets(
 
     Raises:
         ArgumentError: The numbers of sources and targets differ, or a target lacks its end token.
+
+    Example:
+        >>> from reluformer import ModelConfig, ReLUFormer
+        >>> model = ReLUFormer(ModelConfig(vocab_size=20, width=16, heads=2))
+        >>> [found] = score_targets(model, [[7, 8, 2]], [[9, 2]])
+        >>> len(found.tokens)
+        2
     """
     if len(sources) != len(targets):
         raise ArgumentError(f"{len(sources)} sources but {len(targets)} targets; give one target for each source")

@@ -176,6 +176,12 @@ def export_run(
     Raises:
         ArgumentError: An option is unknown, or ONNX cannot express the model.
         StorageError: The run cannot be loaded, or `out` holds something else.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from reluformer.hub import onnx
+        >>> facts = onnx.export_run(Path("runs/demo/reluformer"), Path("my-export"))  # doctest: +SKIP
+        >>> translator = onnx.load("my-export")  # doctest: +SKIP
     """
     opset = _checked(quantize, opset)
     translator = load_run(run)

@@ -140,8 +140,17 @@ def load(directory: str | Path, **decoding: Any) -> Translator:
         directory: The folder of the export.
         **decoding: Keys of `DecodingConfig` that differ from the settings of the run.
 
+    Returns:
+        The translator.
+
     Raises:
         StorageError: The folder is no export, or a file of it is missing, damaged or exchanged.
+
+    Example:
+        >>> from reluformer.hub import onnx
+        >>> translator = onnx.load("exported-onnx", beam=2)
+        >>> len(translator.translate(["The lamp is new."]))
+        1
     """
     directory = Path(directory)
     found = read_manifest(directory)

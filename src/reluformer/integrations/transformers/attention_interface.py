@@ -163,6 +163,14 @@ def attention_function(rule: str | Rule) -> AttentionFunction:
 
     Raises:
         UnknownNameError: No rule has this name.
+
+    Example:
+        >>> import torch
+        >>> attend = attention_function("relu")
+        >>> queries, slots = torch.rand(1, 4, 3, 8), torch.rand(1, 2, 3, 8)  # two heads share the slots of one
+        >>> out, weights = attend(torch.nn.Identity(), queries, slots, slots, None, is_causal=True)
+        >>> out.shape, weights
+        (torch.Size([1, 3, 4, 8]), None)
     """
     rule = rules.get(rule)
 

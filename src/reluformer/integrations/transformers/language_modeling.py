@@ -55,7 +55,19 @@ class ReLUFormerLanguageConfig(NetworkConfig):
 
 
 class ReLUFormerForCausalLM(NetworkModel):
-    """A language model that continues a text; `model` is the network itself."""
+    """A language model that continues a text; `model` is the network itself.
+
+    Args:
+        config: The configuration; `from_pretrained` reads it from the directory of an export.
+
+    Example:
+        >>> import torch
+        >>> from reluformer import LanguageConfig, hub
+        >>> sizes = LanguageConfig(vocab_size=50, width=16, heads=2, layers=1, slots=32)
+        >>> model = hub.ReLUFormerForCausalLM(hub.ReLUFormerLanguageConfig.from_model_config(sizes))
+        >>> model(torch.tensor([[1, 7, 8]])).logits.shape
+        torch.Size([1, 3, 50])
+    """
 
     config_class = ReLUFormerLanguageConfig
     model: LanguageModel
@@ -93,6 +105,12 @@ class ReLUFormerForCausalLM(NetworkModel):
             output_attentions: Not supported.
             output_hidden_states: Not supported.
             return_dict: If False, the result is a tuple.
+
+        Returns:
+            The logits (B, T, V), the loss and the cache.
+
+        Raises:
+            ArgumentError: An argument is missing, does not fit, or is not supported.
         """
         refuse_recording(output_attentions, output_hidden_states)
         if input_ids is None:

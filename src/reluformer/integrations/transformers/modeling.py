@@ -70,7 +70,20 @@ class ReLUFormerConfig(NetworkConfig):
 
 
 class ReLUFormerForConditionalGeneration(NetworkModel):
-    """A ReLUFormer that translates a source into a target; `model` is the network itself."""
+    """A ReLUFormer that translates a source into a target; `model` is the network itself.
+
+    Args:
+        config: The configuration; `from_pretrained` reads it from the directory of an export.
+
+    Example:
+        >>> import torch
+        >>> from reluformer import ModelConfig, hub
+        >>> config = hub.ReLUFormerConfig.from_model_config(ModelConfig(vocab_size=50, width=16, heads=2, slots=32))
+        >>> model = hub.ReLUFormerForConditionalGeneration(config)
+        >>> found = model(input_ids=torch.tensor([[7, 8, 2]]), labels=torch.tensor([[9, 2]]))
+        >>> found.logits.shape, found.loss.shape
+        (torch.Size([1, 2, 50]), torch.Size([]))
+    """
 
     config_class = ReLUFormerConfig
     model: ReLUFormer
@@ -102,6 +115,26 @@ class ReLUFormerForConditionalGeneration(NetworkModel):
         """Computes the logits (B, T, V) after each of `decoder_input_ids`, and the loss of `labels`.
 
         Both sides are padded on the right. Labels of -100 or of the padding token do not count.
+
+        Args:
+            input_ids: (B, S), the tokens of the source.
+            attention_mask: (B, S), 0 at padding. Default: every padding token is hidden.
+            decoder_input_ids: (B, T), the target so far. Default: the begin token, then `labels` but the last.
+            decoder_attention_mask: (B, tokens so far), 0 at padding.
+            encoder_outputs: The states (B, S, D) of the source, instead of `input_ids`.
+            past_key_values: The cache of earlier calls.
+            labels: (B, T), the tokens to be learned.
+            use_cache: Whether to fill a cache. Default: as in the configuration, but not in training.
+            num_items_in_batch: What the loss is divided by, if several batches make one update.
+            output_attentions: Not supported.
+            output_hidden_states: Not supported.
+            return_dict: If False, the result is a tuple.
+
+        Returns:
+            The logits (B, T, V), the loss, the cache, and the states of the source (B, S, D).
+
+        Raises:
+            ArgumentError: An argument is missing, does not fit, or is not supported.
         """
         refuse_recording(output_attentions, output_hidden_states)
         if decoder_input_ids is None and labels is not None:

@@ -40,6 +40,13 @@ class OutlineProcessor(LogitsProcessor):
         sources: The input_ids (B, S), including padding.
         config: The decoding settings; default: those of `DecodingConfig`.
         pad_id: The id of the padding token.
+
+    Example:
+        >>> import torch
+        >>> outline = OutlineProcessor(torch.tensor([[7, 8, 3, 9, 2]]))  # two sentences, so a separator comes first
+        >>> allowed = outline(torch.tensor([[1, 7]]), torch.zeros(1, 10))
+        >>> allowed[0, 3].item(), allowed[0, 2].item()
+        (0.0, -inf)
     """
 
     def __init__(self, sources: Tensor, config: DecodingConfig | None = None, pad_id: int = 0) -> None:
@@ -71,6 +78,12 @@ class OutlineProcessor(LogitsProcessor):
 def search_settings(config: DecodingConfig) -> dict[str, Any]:
     """Returns the arguments of `generate` that are equivalent to `config`.
 
+    Args:
+        config: The decoding settings.
+
+    Returns:
+        The arguments by name. Those that depend on a batch come from its `OutlineProcessor`.
+
     Example:
         >>> from reluformer.translation.recipe import DecodingConfig
         >>> search_settings(DecodingConfig(beam=2))["num_beams"]
@@ -93,10 +106,21 @@ def translator(
     Args:
         model: A model from `from_pretrained`.
         tokenizer: The tokenizer of this model.
-        decoding: Changes of the decoding settings, as in `reluformer.load`.
+        **decoding: Changes of the decoding settings, as in `reluformer.load`.
+
+    Returns:
+        The translator, with the decoding settings of the model's configuration.
 
     Raises:
         StorageError: The tokenizer belongs to another model.
+
+    Example:
+        >>> from reluformer import hub
+        >>> model = hub.ReLUFormerForConditionalGeneration.from_pretrained("exported")
+        >>> tokenizer = hub.ReLUFormerTokenizer.from_pretrained("exported")
+        >>> translations = hub.translator(model, tokenizer, beam=2).translate(["The lamp is new."])
+        >>> len(translations)
+        1
     """
     check_tokenizer(model, tokenizer)
     config = model.config.to_decoding_config().replace(**decoding)
@@ -110,8 +134,21 @@ def generator(model: ReLUFormerForCausalLM, tokenizer: ReLUFormerLanguageTokeniz
         model: A model from `from_pretrained`.
         tokenizer: The tokenizer of this model.
 
+    Returns:
+        The generator, on the device of the model.
+
     Raises:
         StorageError: The tokenizer belongs to another model.
+
+    Example:
+        >>> from reluformer import LanguageConfig, hub
+        >>> from reluformer.translation.tokenizer import Tokenizer
+        >>> own = Tokenizer.load("runs/demo/reluformer")
+        >>> sizes = LanguageConfig(vocab_size=own.vocab_size, width=16, heads=2, layers=1, slots=32)
+        >>> model = hub.ReLUFormerForCausalLM(hub.ReLUFormerLanguageConfig.from_model_config(sizes))
+        >>> tokenizer = hub.ReLUFormerLanguageTokenizer.of(own)
+        >>> hub.generator(model, tokenizer).generate("The lamp", tokens=4, seed=0).startswith("The lamp")
+        True
     """
     check_tokenizer(model, tokenizer)
     return Generator(model.model, tokenizer.own, model.device)
@@ -136,6 +173,22 @@ class TranslationPipeline(Pipeline):
     settings are those of the run. Options of `DecodingConfig` (beam, length_penalty, n_best,
     ...) may be given to the pipeline or to a call. Use `hub.translator` for documents that
     are longer than those of the training.
+
+    Args:
+        model: A model from `from_pretrained`; `pipeline` loads it from the name of its directory.
+
+    Raises:
+        ArgumentError: The model is no ReLUFormer.
+        StorageError: The tokenizer belongs to another model.
+
+    Example:
+        >>> from transformers import pipeline
+        >>> from reluformer import hub
+        >>> hub.register()
+        >>> translate = pipeline("translation", model="exported", beam=2)
+        >>> [found] = translate("The lamp is new. It is big.")
+        >>> list(found)
+        ['translation_text']
     """
 
     _load_processor = False

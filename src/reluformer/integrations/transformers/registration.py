@@ -46,8 +46,14 @@ def register() -> None:
     registering rules of your own; calling it twice is harmless.
 
     Example:
+        >>> from transformers import AutoModelForSeq2SeqLM, BertConfig, BertModel
         >>> from reluformer import hub
         >>> hub.register()
+        >>> type(AutoModelForSeq2SeqLM.from_pretrained("exported")).__name__
+        'ReLUFormerForConditionalGeneration'
+        >>> sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 32}
+        >>> BertModel(BertConfig(attn_implementation="reluformer:relu", **sizes)).config._attn_implementation
+        'reluformer:relu'
     """
     for name in rules.names():
         _offer(name)

@@ -50,6 +50,16 @@ def export_run(run: Path, out: Path, *, force: bool = False) -> dict[str, Any]:
 
     Raises:
         StorageError: The run cannot be loaded, or `out` cannot be written.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from reluformer import hub
+        >>> facts = hub.export_run(Path("runs/demo/reluformer"), Path("my-export"))
+        >>> list(facts["files"])
+        ['config.json', ..., 'tokenizer_config.json']
+        >>> model = hub.ReLUFormerForConditionalGeneration.from_pretrained("my-export")
+        >>> model.model.parameter_count() == facts["parameters"]
+        True
     """
     source = RunDirectory(run)
     forms = _FORMS[storage.architecture(source.model) if source.has_model or source.is_unfinished else TRANSLATION]
@@ -79,6 +89,14 @@ def import_run(source: Path, out: Path, *, force: bool = False) -> dict[str, Any
 
     Raises:
         StorageError: The source is no ReLUFormer or damaged, or `out` cannot be written.
+
+    Example:
+        >>> from pathlib import Path
+        >>> import reluformer as rf
+        >>> from reluformer import hub
+        >>> facts = hub.import_run(Path("exported"), Path("imported"))
+        >>> len(rf.load("imported").translate(["The lamp is new."]))
+        1
     """
     forms = _forms_of(source)
     tokenizer = forms.tokenizer.from_pretrained(source)

@@ -102,7 +102,25 @@ class RunTokenizer(PreTrainedTokenizerFast):
 
 
 class ReLUFormerTokenizer(RunTokenizer):
-    """The tokenizer of a ReLUFormer: a text is one sentence and gets an end token."""
+    """The tokenizer of a ReLUFormer: a text is one sentence and gets an end token.
+
+    Args:
+        tokenizer_file: The path of tokenizer.json; `from_pretrained` finds it.
+        metadata_file: The path of tokenizer.meta.json, in the same directory.
+        own: A tokenizer of this package instead of the two files; `of` takes it, too.
+
+    Raises:
+        StorageError: A file is missing, or damaged.
+
+    Example:
+        >>> from reluformer import hub
+        >>> tokenizer = hub.ReLUFormerTokenizer.from_pretrained("exported")
+        >>> tokenizer("The lamp is new.")["input_ids"][-1]  # the end token
+        2
+        >>> rows = tokenizer.encode_documents([["The lamp is new.", "It is big."]])
+        >>> tokenizer.decode_sentences(rows["input_ids"][0])
+        ['The lamp is new.', 'It is big.']
+    """
 
     side = "right"
 
@@ -118,7 +136,10 @@ class ReLUFormerTokenizer(RunTokenizer):
 
         Args:
             documents: Each document is a list of sentences.
-            padding: Options of `pad`, such as return_tensors.
+            **padding: Options of `pad`, such as return_tensors.
+
+        Returns:
+            `input_ids` and `attention_mask`, each (B, S).
 
         Raises:
             ArgumentError: A document is a string.
@@ -138,7 +159,25 @@ class ReLUFormerTokenizer(RunTokenizer):
 
 
 class ReLUFormerLanguageTokenizer(RunTokenizer):
-    """The tokenizer of a language model: a text is the beginning of a document and is padded on the left."""
+    """The tokenizer of a language model: a text is the beginning of a document and is padded on the left.
+
+    Args:
+        tokenizer_file: The path of tokenizer.json; `from_pretrained` finds it.
+        metadata_file: The path of tokenizer.meta.json, in the same directory.
+        own: A tokenizer of this package instead of the two files; `of` takes it, too.
+
+    Raises:
+        StorageError: A file is missing, or damaged.
+
+    Example:
+        >>> from reluformer import hub
+        >>> from reluformer.translation.tokenizer import Tokenizer
+        >>> tokenizer = hub.ReLUFormerLanguageTokenizer.of(Tokenizer.load("runs/demo/reluformer"))
+        >>> tokenizer("The lamp")["input_ids"][0]  # the begin token
+        1
+        >>> tokenizer.padding_side
+        'left'
+    """
 
     side = "left"
 

@@ -72,11 +72,27 @@ class LevelTrial:
 
 @dataclass(frozen=True)
 class RelufyReport:
-    """What `relufy` did, and how close the student is to its teacher."""
+    """What `relufy` did, and how close the student is to its teacher.
+
+    `print(report)` shows it as tables.
+
+    Example:
+        >>> from reluformer import hub
+        >>> stage = StageReport(agreement={"cosine": 0.99}, zero_share={"layer.0": 0.5, "layer.1": 0.7})
+        >>> report = hub.RelufyReport(
+        ...     rule="relu", model="BertModel", attentions=2, texts={"held_out": 10}, stages={"calibrated": stage},
+        ...     read_error={"layer.0": 0.1, "layer.1": 0.2}, distillation={}, seconds={}, cpu_seconds={}, settings={},
+        ... )
+        >>> report.stages["calibrated"].mean_zero_share
+        0.6
+    """
 
     rule: str | dict[str, Any]
+    """The rule of the student, as a recipe names it."""
     model: str
+    """The class of the model."""
     attentions: int
+    """The number of attentions that were converted."""
     texts: dict[str, int]
     """The numbers of texts for calibration, for distillation, and held out."""
     stages: dict[str, StageReport]
@@ -84,16 +100,19 @@ class RelufyReport:
     read_error: dict[str, float]
     """The squared error of the calibrated reads over their squares, by attention, mean over heads."""
     distillation: dict[str, PhaseLog]
+    """The record of each phase of distillation, `layers` and `whole`."""
     seconds: dict[str, float]
     """The wall time of calibration and distillation, without the measurements."""
     cpu_seconds: dict[str, float]
     """The processor time of all threads together."""
     settings: dict[str, Any]
+    """The length of texts, and the settings of distillation."""
     teacher: dict[str, float] = field(default_factory=dict)
     """The results of the caller's own `measure` for the teacher."""
     search: list[LevelTrial] = field(default_factory=list)
     """The students that were tried to reach a target, by their level."""
     target_reached: bool = True
+    """Whether a level reached the target; True if there was none."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the report as plain data for JSON."""
@@ -175,6 +194,18 @@ def relufy(
 
     Raises:
         ArgumentError: The model, the rule, the target, the tokenizer or the texts do not fit.
+
+    Example:
+        >>> import reluformer as rf
+        >>> from reluformer import hub
+        >>> tokenizer = rf.load("runs/demo").tokenizer
+        >>> sizes = {"width": 16, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "slots": 32}
+        >>> softmax = dict.fromkeys(["encoder_attention", "decoder_attention", "cross_attention"], "softmax")
+        >>> teacher = rf.ReLUFormer(rf.ModelConfig(vocab_size=tokenizer.vocab_size, **sizes, **softmax))
+        >>> pairs = [("The lamp is new.", "Die Lampe ist neu."), ("It is big.", "Sie ist groß.")]
+        >>> student, report = hub.relufy(teacher, pairs, tokenizer=tokenizer, rule="relu_exp", distillation=None)
+        >>> student.config.cross_attention.name, list(report.stages)
+        ('relu_exp', ['swapped', 'calibrated'])
     """
     chosen = relu_rule(rule)
     option = _searched_option(model, chosen, zeros, loss)
@@ -376,6 +407,18 @@ def save_relufied(
 
     Raises:
         ArgumentError: The model was not converted.
+
+    Example:
+        >>> from transformers import BertConfig, BertModel
+        >>> from reluformer import hub
+        >>> tokenizer = hub.ReLUFormerTokenizer.from_pretrained("exported")
+        >>> sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 32}
+        >>> teacher = BertModel(BertConfig(vocab_size=len(tokenizer), **sizes))
+        >>> texts = ["The lamp is new.", "It is big."]
+        >>> student, report = hub.relufy(teacher, texts, tokenizer=tokenizer, rule="relu_exp", distillation=None)
+        >>> hub.save_relufied(student, "student", tokenizer, report)
+        >>> student.config.relufied["rule"]
+        'relu_exp'
     """
     from reluformer.integrations.transformers.attention_interface import PREFIX
 
@@ -398,8 +441,26 @@ def load_relufied(directory: str | Path) -> PreTrainedModel:
 
     transformers alone would load the softmax model and ignore the weights of `relufied`.
 
+    Args:
+        directory: The directory that `save_relufied` wrote.
+
+    Returns:
+        The converted model, which computes the same outputs as the saved one.
+
     Raises:
         StorageError: The directory holds no converted model, or it is damaged.
+
+    Example:
+        >>> from transformers import BertConfig, BertModel
+        >>> from reluformer import hub
+        >>> tokenizer = hub.ReLUFormerTokenizer.from_pretrained("exported")
+        >>> sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 32}
+        >>> teacher = BertModel(BertConfig(vocab_size=len(tokenizer), **sizes))
+        >>> texts = ["The lamp is new.", "It is big."]
+        >>> student, report = hub.relufy(teacher, texts, tokenizer=tokenizer, rule="relu_exp", distillation=None)
+        >>> hub.save_relufied(student, "student")
+        >>> type(hub.load_relufied("student")).__name__
+        'BertModel'
     """
     import transformers
 
@@ -464,6 +525,19 @@ def save_relufied_run(
 
     Raises:
         ArgumentError: `directory` is the run of the teacher.
+
+    Example:
+        >>> import reluformer as rf
+        >>> from reluformer import hub
+        >>> tokenizer = rf.load("runs/demo").tokenizer
+        >>> sizes = {"width": 16, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "slots": 32}
+        >>> softmax = dict.fromkeys(["encoder_attention", "decoder_attention", "cross_attention"], "softmax")
+        >>> teacher = rf.ReLUFormer(rf.ModelConfig(vocab_size=tokenizer.vocab_size, **sizes, **softmax))
+        >>> pairs = [("The lamp is new.", "Die Lampe ist neu."), ("It is big.", "Sie ist groß.")]
+        >>> student, report = hub.relufy(teacher, pairs, tokenizer=tokenizer, rule="relu_exp", distillation=None)
+        >>> hub.save_relufied_run(student, "runs/relu_exp", like="runs/demo/reluformer", report=report)
+        >>> rf.load("runs/relu_exp").model.config.cross_attention.name
+        'relu_exp'
     """
     teacher, run = RunDirectory(like), RunDirectory(directory)
     if run.path.resolve() == teacher.path.resolve():
