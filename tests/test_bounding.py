@@ -246,6 +246,52 @@ class TestSoundness:
         assert widths[0] < widths[1] < widths[2] < 1
 
 
+class TestRounding:
+    """Sound where rounding shows: against the exact weight, and against what the library itself reads."""
+
+    @pytest.mark.parametrize("high", [20.000000001, 40.0, 40.000000001, 60.0])
+    def test_softplus_has_no_step(self, high: float) -> None:
+        rule = {"name": "pointwise_seqlen", "h": "softplus", "alpha": 0.0}
+        low, one = torch.tensor([[19.9]]).double(), torch.ones(1, 1).double()
+        found = rf.bounds(rule, low, torch.full_like(low, high), one)
+        scores = torch.linspace(19.9, high, 1001).double()[:, None]
+        weights = read(rules.get(rule), torch.cat([scores, scores.new_full((1, 1), 20.0)]), one)
+        assert (found.lower <= weights).all() and (weights <= found.upper).all()
+        exact = high + math.log1p(math.exp(-high))
+        assert exact <= found.upper.item() <= exact * (1 + 1e-11)
+
+    @pytest.mark.parametrize("size", [1.0, 1e6])
+    @pytest.mark.parametrize("score", [-8.5, -8.0, -6.0, -5.0, -1.0])
+    def test_gelu_far_below_zero(self, score: float, size: float) -> None:
+        rule = {"name": "pointwise_seqlen", "h": "gelu", "alpha": 0.0}
+        scores = torch.full((1, 64), score, dtype=torch.float64)
+        values = torch.full((64, 1), size, dtype=torch.float64)
+        found = rf.bounds(rule, scores, scores, values)
+        exact = 64 * size * score / 2 * math.erfc(-score / math.sqrt(2))
+        one_by_one = sum(read(rules.get(rule), scores[:, :1], values[:1]).item() for _ in range(64))
+        for out in (exact, one_by_one, read(rules.get(rule), scores, values).item()):
+            assert found.lower.item() <= out <= found.upper.item()
+        assert (found.upper - found.lower).item() < 1e-10 * size
+
+    def test_sums_that_vanish_are_not_called_exact(self) -> None:
+        """Scores that span more than e^500: each range is sound, and one that is called exact is reached."""
+        exact = 0
+        for seed in range(200):
+            draw = torch.Generator().manual_seed(seed)
+            middle = 600 * torch.randn(4, generator=draw, dtype=torch.float64)
+            radius = 300 * torch.rand(4, generator=draw, dtype=torch.float64)
+            values = torch.randn(4, 1, generator=draw, dtype=torch.float64)
+            low, high = middle - radius, middle + radius
+            found = rf.bounds("softmax", low[None], high[None], values)
+            corners = torch.stack([torch.stack(ends) for ends in product(*zip(low, high, strict=True))])
+            out = read(rules.get("softmax"), corners, values)
+            assert found.lower <= out.min() and out.max() <= found.upper
+            exact += found.exact
+            if found.exact:
+                assert out.min() - found.lower < 1e-9 and found.upper - out.max() < 1e-9
+        assert 0 < exact < 200
+
+
 class TestBaseline:
     @every
     def test_each_weight_alone_is_sound_and_never_tighter(self, rule: RuleSpec) -> None:
@@ -325,6 +371,8 @@ LOW, HIGH, VALUES = torch.zeros(2, 3), torch.ones(2, 3), torch.ones(3, 4)
         ("relu", (LOW, HIGH, (VALUES, VALUES[:2])), "the least values have shape"),
         ("relu", (LOW[None].expand(2, 2, 3), HIGH[None].expand(2, 2, 3), VALUES[None].expand(3, 3, 4)), "broadcast"),
         ("relu", (LOW.int(), HIGH, VALUES), "low must be a floating-point tensor"),
+        ("relu", (LOW, HIGH, (VALUES,)), "values is a tuple of 1; pass one tensor, or a pair"),
+        ("relu", (LOW, HIGH, (VALUES, VALUES, VALUES)), "values is a tuple of 3"),
         ("relu", (LOW, HIGH, [1.0]), "values must be a floating-point tensor.*got list"),
         ("sparsemax", (LOW, HIGH, VALUES), "rule 'sparsemax' is neither pointwise nor"),
         ("entmax15", (LOW, HIGH, VALUES), "rule 'entmax15' is neither"),
@@ -338,8 +386,9 @@ def test_bad_input_names_what_is_wrong(rule: Any, arguments: Any, message: str) 
 
 
 def test_bad_visibility() -> None:
-    with pytest.raises(ArgumentError, match="visible must be boolean"):
-        rf.bounds("relu", LOW, HIGH, VALUES, visible=LOW)
+    for given, shown in ((LOW, "torch.float32 of shape"), ([True], "list")):
+        with pytest.raises(ArgumentError, match=f"visible must be a boolean tensor, True = visible; got {shown}"):
+            rf.bounds("relu", LOW, HIGH, VALUES, visible=given)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="does not broadcast to"):
         rf.bounds("relu", LOW, HIGH, VALUES, visible=torch.ones(4, dtype=torch.bool))
 

@@ -42,8 +42,8 @@ def bounds(
 
     It is exact for softmax and its relatives (`softmax_ln`, `scalable_softmax`, `softmax1`), for `relu_norm`, and for
     pointwise rules with known turning points. It is sound and not exact for the rules of centred scores (`relu_exp`,
-    `relu_chance`, `relu_rest`). Where exponentials span more than e^500 within a row, it is sound for every rule. The
-    gradient goes to the ends of the intervals that decide.
+    `relu_chance`, `relu_rest`). Where exponentials span more than e^500 within a row, sums of them may vanish; a range
+    that is only sound for this reason says so, too. The gradient goes to the ends of the intervals that decide.
 
     Args:
         rule: a name, a mapping or a rule, as in `read`.
@@ -72,6 +72,10 @@ def bounds(
     """
     rule = rules.get(rule)
     formula = known_formula(rule)
+    if isinstance(values, tuple) and len(values) != 2:
+        raise ArgumentError(
+            f"bounds: values is a tuple of {len(values)}; pass one tensor, or a pair with the least and largest values"
+        )
     least, largest = values if isinstance(values, tuple) else (values, values)
     visible = _check(low, high, least, largest, visible)
     batch = _batch(low, least)
@@ -99,7 +103,8 @@ def bounds(
             raise ArgumentError("bounds: the read overflows the numbers of float64; scale the values down")
         ends.append(_outward(found, low.dtype, sign))
     divided = formula.delta is not None or formula.rest
-    return ReadBounds(ends[0], ends[1], not level_moves(formula.level) and not (elementwise and divided))
+    reached = all(part[2] for part in parts) and not level_moves(formula.level) and not (elementwise and divided)
+    return ReadBounds(ends[0], ends[1], reached)
 
 
 # ------------------------------------------------------------------ arguments and shapes
@@ -133,8 +138,8 @@ def _check(low: Tensor, high: Tensor, least: Tensor, largest: Tensor, visible: T
         ) from None
     if visible is None:
         visible = torch.ones((), dtype=torch.bool, device=low.device)
-    elif visible.dtype != torch.bool:
-        raise ArgumentError(f"bounds: visible must be boolean with True = visible, got {visible.dtype}")
+    elif not isinstance(visible, Tensor) or visible.dtype != torch.bool:
+        raise ArgumentError(f"bounds: visible must be a boolean tensor, True = visible; got {_shown(visible)}")
     try:
         visible = visible.expand(low.shape)
     except RuntimeError:
@@ -224,20 +229,23 @@ def _bounds_of_rows(
     largest: Tensor,
     seen: Tensor,
     elementwise: bool,
-) -> tuple[Tensor, Tensor]:
-    """Return both ends (B, Tq, dv) for scores (B, Tq, Tk) and values (B, Tk, dv), all float64."""
+) -> tuple[Tensor, Tensor, bool]:
+    """Return both ends (B, Tq, dv) for scores (B, Tq, Tk) and values (B, Tk, dv), all float64.
+
+    Also return whether no end was moved outward because sums vanished.
+    """
     n = seen.sum(-1, keepdim=True).clamp_min(1).double()
     weights = weight_intervals(rule, formula, *scores, n, seen)
     slack = (8 * (n + 1000) * EPSILON).detach()
     if weights.delta is None:
-        return _separable(weights, least, largest, slack)
+        return *_separable(weights, least, largest, slack), True
     if weights.rest is not None:
         weights, least, largest = _with_rest(weights, least, largest, seen, n)
     if elementwise:
-        return _separable(_each_alone(weights, n), least, largest, slack)
-    lower = _least_ratio(weights, least, slack, formula)
-    upper = -_least_ratio(weights, -largest, slack, formula)
-    return lower, upper
+        return *_separable(_each_alone(weights, n), least, largest, slack), False
+    lower, lower_reached = _least_ratio(weights, least, slack, formula)
+    upper, upper_reached = _least_ratio(weights, -largest, slack, formula)
+    return lower, -upper, lower_reached and upper_reached
 
 
 # ------------------------------------------------------------------ reads
@@ -297,8 +305,11 @@ def _each_alone(weights: WeightIntervals, n: Tensor) -> WeightIntervals:
     return WeightIntervals(ends[0], ends[1], None, None)
 
 
-def _least_ratio(weights: WeightIntervals, c: Tensor, slack: Tensor, formula: Formula) -> Tensor:
-    """Return the least sum phi c / (delta + sum phi) over the box of phi, (B, Tq, dv), for values c (B, Tk, dv)."""
+def _least_ratio(weights: WeightIntervals, c: Tensor, slack: Tensor, formula: Formula) -> tuple[Tensor, bool]:
+    """Return the least sum phi c / (delta + sum phi) over the box of phi, (B, Tq, dv), for values c (B, Tk, dv).
+
+    Where a sum vanished, the least value takes the place of its ratio. Also return whether that changed nothing.
+    """
     assert weights.delta is not None
     order = c.detach().argsort(dim=1)
     ordered = c.gather(1, order)[:, None]  # (B, 1, Tk, dv)
@@ -314,11 +325,16 @@ def _least_ratio(weights: WeightIntervals, c: Tensor, slack: Tensor, formula: Fo
     ratios = sums / torch.where(known, totals, torch.ones_like(totals))
     size = ordered.detach().abs().amax(2, keepdim=True) if c.size(1) else torch.zeros_like(ratios[:, :, :1])
     alive = (weights.largest > 0).any(-1)[..., None, None]
-    if formula.activation == "exp":  # a sum that vanished: the read lies among the values and, with a delta, zero
-        lost = ordered.detach().amin(2, keepdim=True) if c.size(1) else torch.zeros_like(size)
-        lost = torch.where(weights.delta[..., None] > 0, lost.clamp_max(0), lost) if formula.delta else lost
-        ratios = torch.where(known, ratios, torch.where(alive, lost, torch.zeros_like(lost)))
-    else:
-        ratios = torch.where(known, ratios, torch.zeros_like(ratios))
-    lower = ratios.amin(2) - (slack[..., None] * size).squeeze(2)
-    return torch.where(alive.squeeze(2), lower, torch.zeros_like(lower))
+    # a sum that vanished: the read lies among the values and, with a delta or for a dead row, zero
+    lost = ordered.detach().amin(2, keepdim=True) if c.size(1) else torch.zeros_like(size)
+    if formula.activation != "exp":
+        lost = torch.where(totals > 0, lost.clamp_max(0), torch.zeros_like(ratios))
+    elif formula.delta:
+        lost = torch.where(weights.delta[..., None] > 0, lost.clamp_max(0), lost)
+    vanished = ~known & alive & ((totals > 0) | (formula.activation == "exp"))
+    margin = (slack[..., None] * size).squeeze(2)
+    of_known = torch.where(vanished, torch.inf, ratios).detach().amin(2)
+    ratios = torch.where(known, ratios, torch.where(alive, lost, torch.zeros_like(ratios)))
+    lower = ratios.amin(2)
+    reached = not bool(((lower.detach() < of_known - margin) & alive.squeeze(2)).any())
+    return torch.where(alive.squeeze(2), lower - margin, torch.zeros_like(lower)), reached

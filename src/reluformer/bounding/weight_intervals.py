@@ -101,16 +101,20 @@ def weight_intervals(
         low, high, rest = _above_level(formula, low, high, n, seen)
     if formula.activation == "exp":
         return _exponentials(formula, low, high, n, seen)
-    points = [low, high]
+    points, rounding = [low, high], None
     if formula.function is not None:
         points += [torch.clamp(torch.full_like(low, at), low, high) for at in turning_points(rule) or ()]
         found = [formula.function(x, n) for x in points]
+        rounding = _rounding(rule, low, high, n)
     else:
         factor = formula.row_factor(n)
         found = [ACTIVATIONS[formula.activation](x) * factor for x in points]
     least, largest = found[0], found[0]
     for other in found[1:]:
         least, largest = torch.minimum(least, other), torch.maximum(largest, other)
+    if rounding is not None:
+        least, largest = least - rounding, largest + rounding
+        least = least if _core(rule).signed else least.clamp_min(0)
     least, largest = visible_only(least, seen), visible_only(largest, seen)
     if formula.delta is None and not formula.rest:
         return WeightIntervals(least, largest, None, None)
@@ -135,6 +139,18 @@ def _exponentials(formula: Formula, low: Tensor, high: Tensor, n: Tensor, seen: 
         best = best.clamp_min(0)
     ends = [visible_only(torch.exp(x - best) * formula.row_factor(n), seen) for x in (low, high)]
     return WeightIntervals(ends[0], ends[1], formula.delta * torch.exp(-best), None)
+
+
+def _rounding(rule: Rule, low: Tensor, high: Tensor, n: Tensor) -> Tensor:
+    """Return how far rounding may move a weight that is a function of PyTorch.
+
+    Such a function may lose all digits of a small result, as s (1 + erf(s / sqrt 2)) / 2 does far below 0. So the error
+    is as large as that of the score itself.
+    """
+    core = _core(rule)
+    scale = core.row_scale(n) if isinstance(core, Pointwise) else None
+    size = 8 * EPSILON * torch.maximum(low.abs(), high.abs()).detach()
+    return size if scale is None else size * scale.abs()
 
 
 def _widened(x: Tensor, size: Tensor, sign: int) -> Tensor:

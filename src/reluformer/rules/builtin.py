@@ -72,11 +72,13 @@ SeqlenActivation = Literal["relu", "relu2", "gelu", "softplus", "identity", "rel
 """The activations h that were tried in vision transformers."""
 GELU_TURN = -0.7517915246935645
 """Where GELU is least."""
+SOFTPLUS_ENDS = 40.0
+"""From here on softplus is the identity in float64. PyTorch's own threshold of 20 makes a step of 2e-9 downward."""
 _SEQLEN: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
     "relu2": lambda scores: torch.relu(scores).square(),
     "gelu": F.gelu,
-    "softplus": F.softplus,
+    "softplus": lambda scores: F.softplus(scores, threshold=SOFTPLUS_ENDS),
     "identity": lambda scores: scores,
     "relu6": lambda scores: scores.clamp(0, 6),
     "sigmoid": torch.sigmoid,
