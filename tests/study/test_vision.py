@@ -29,6 +29,7 @@ CONTENT: dict[str, Any] = {
         "telemetry_every": 100,
         "device": "cpu",
     },
+    "test": {"split": "test"},
 }
 
 
@@ -50,6 +51,18 @@ def test_divergence_is_a_result(context: Context) -> None:
     assert measures.value("test_accuracy", {"images": result}) == float("-inf")
 
 
+def test_the_better_of_two_trials_decides_and_neither_reads_the_test_images(context: Context) -> None:
+    content = changed(CONTENT, {"trials": {"lr": [1e-30, 0.01], "updates": 3, "seed": 100, "validate_every": 3}})
+    del content["training"]["lr"]
+    run = Run(content)
+    for trial in run.trials:
+        result = vision.run_images(trial, context)
+        assert "test" not in result and result["valid"][-1]["step"] == 3
+        context.study.write_result(trial, result)
+    result = vision.run_images(run, context)
+    assert result["lr"] == 0.01 and result["test"]["images"] == 16
+
+
 def test_images_come_from_the_folder_of_the_study(tmp_path: Path) -> None:
     (tmp_path / "some-set").mkdir()
     assert vision.find_images("some-set", tmp_path) == tmp_path / "some-set"
@@ -62,7 +75,20 @@ def test_images_come_from_the_folder_of_the_study(tmp_path: Path) -> None:
 def test_the_grids_are_those_of_the_paper() -> None:
     plan = make_plan(["vision"], "small", None)
     parts = [cell.part for cell in plan.cells]
-    assert parts.count("activations") == 7 * 4
+    assert parts.count("activations") == 8 * 4
     assert parts.count("tokens") == 3 * 4 * 2 * 2
     tokens = {(28 // run.content["model"]["patch"]) ** 2 for run in plan.runs.values()}
     assert tokens == {49, 196, 784}
+
+
+def test_every_variant_tries_the_same_two_learning_rates() -> None:
+    plan = make_plan(["vision"], "small", None)
+    for cell in plan.cells:
+        (run,) = cell.runs
+        updates = run.content["training"]["updates"]
+        assert [trial.content["training"]["lr"] for trial in run.trials] == [1e-3, 3e-3]
+        for trial in run.trials:
+            assert trial.seed == 100 and trial.address in plan.runs and "test" not in trial.content
+            assert updates / 10 <= trial.content["training"]["updates"] <= max(updates / 10, 100)
+    softmax = {cell.runs[0].address for cell in plan.cells if cell.labels.get("h") == "softmax"}
+    assert len(softmax) == 1  # one run for each alpha

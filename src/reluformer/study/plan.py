@@ -59,7 +59,7 @@ class Run:
             return []
         found = []
         for lr in asked["lr"]:
-            left_out = ("trials", "test") if self.kind == "language" else ("trials",)
+            left_out = ("trials", "test") if self.kind in ("language", "images") else ("trials",)
             content = {key: value for key, value in self.content.items() if key not in left_out}
             changes = {key: value for key, value in asked.items() if key != "lr"}
             content["training"] = {**self.content["training"], **changes, "lr": lr}

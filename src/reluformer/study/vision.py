@@ -1,5 +1,7 @@
 """A run that trains an image model: its images, its recipe, and its accuracy on the test images.
 
+A trial of a learning rate has no `test` in its configuration and never reads the test images.
+
 The images of the study are in one folder, DATA/fashion-mnist, as `reluformer data get` writes them. Without it those of
 Debian's package dataset-fashion-mnist are used, which are the same. Gratings need no files.
 """
@@ -14,7 +16,7 @@ from reluformer.errors import DataError
 from reluformer.images.recipe import ImageRecipe
 from reluformer.images.scoring import evaluate, images_of
 from reluformer.study.plan import Run
-from reluformer.study.trainings import Context, StudyProgress, finish, rounded
+from reluformer.study.trainings import Context, StudyProgress, chosen_rate, finish, rounded
 from reluformer.training.run import RunDirectory
 
 PACKAGED = Path("/usr/share/datasets/fashion-mnist")
@@ -22,30 +24,36 @@ PACKAGED = Path("/usr/share/datasets/fashion-mnist")
 
 
 def run_images(run: Run, context: Context) -> dict[str, Any]:
-    """Train an image model; returns its accuracy on the test images and its validation by step."""
-    recipe = recipe_of(run, context.data)
+    """Train an image model; returns its accuracy on the test images, if it is tested, and its validation by step."""
+    recipe = recipe_of(run, context.data, chosen_rate(run, context))
     directory = RunDirectory(context.study.training(run))
     finish(directory, lambda: images.train(recipe, directory.path, progress=StudyProgress(context.report)))
     status = directory.status
     if status["status"] != "finished":
-        return {"status": "diverged", **{key: status.get(key) for key in ("message", "step", "layer")}}
-    scores = evaluate(images.load(directory.path), images_of(directory.path, "test"))
+        told = {key: status.get(key) for key in ("message", "step", "layer")}
+        return {"status": "diverged", "lr": recipe.training.lr, **told}
+    tested = {}
+    if run.content.get("test"):
+        scores = evaluate(images.load(directory.path), images_of(directory.path, "test"))
+        tested = {"test": {key: rounded(value) for key, value in scores.to_dict().items() if key != "seconds"}}
+    losses = directory.log.events("valid")
     directory.drop_checkpoints()
     return {
         "status": "finished",
         "lr": recipe.training.lr,
-        "test": {key: rounded(value) for key, value in scores.to_dict().items() if key != "seconds"},
+        "loss": rounded(losses[-1]["loss"]),
+        **tested,
         "valid": [
             {"step": event["step"], "loss": rounded(event["loss"]), "accuracy": rounded(event["accuracy"])}
-            for event in directory.log.events("valid")
+            for event in losses
         ],
         "training_seconds": rounded(status["result"]["seconds"]),
         "parameters": status["result"]["parameters"],
     }
 
 
-def recipe_of(run: Run, root: Path | None) -> ImageRecipe:
-    """Returns the recipe of a run with the folder of its images.
+def recipe_of(run: Run, root: Path | None, lr: float) -> ImageRecipe:
+    """Returns the recipe of a run with its learning rate and the folder of its images.
 
     Raises:
         DataError: The folder is missing.
@@ -54,7 +62,7 @@ def recipe_of(run: Run, root: Path | None) -> ImageRecipe:
     data = dict(content["data"])
     if "gratings" not in data:
         data["directory"] = str(find_images(str(content["dataset"]), root))
-    training = {**content["training"], "keep_checkpoints": 1}
+    training = {**content["training"], "lr": lr, "keep_checkpoints": 1}
     sections = {"task": "images", "data": data, "model": content["model"], "training": training}
     return ImageRecipe.parse(sections, where=f"run {run.address}")
 
