@@ -256,6 +256,42 @@ class TestErrors:
         with pytest.raises(ArgumentError, match="pixels from nan"):
             Verifier(model).margins(torch.full((1, 8, 8), float("nan")), 0, 0.1)
 
+    @pytest.mark.parametrize(
+        ("count", "labels", "message"),
+        [
+            (2, torch.tensor([0]), "2 images and 1 labels; give each image one label"),
+            (0, torch.tensor([], dtype=torch.int64), "there is no image; give at least one"),
+            (
+                2,
+                torch.tensor([0, 12]),
+                "label 12 of image 1 is no class of the model, which has 3; labels go from 0 to 2",
+            ),
+            (2, torch.tensor([-1, 0]), "label -1 of image 0 is no class"),
+            (2, torch.tensor([0.0, 1.0]), "labels must be a tensor of integers .*got torch.float32 of shape"),
+            (2, [0, 1], "labels must be a tensor of integers .*got list"),
+        ],
+    )
+    def test_labels_that_do_not_fit(self, count: int, labels: Any, message: str) -> None:
+        model, images = model_of(RELU), torch.rand(count, 1, 8, 8)
+        with pytest.raises(ArgumentError, match=f"certify: {message}"):
+            certify(model, LabelledImages(images, labels), 0.1)
+        with pytest.raises(ArgumentError, match=f"attack: {message}"):
+            attack(model, images, labels, 0.1)
+
+    def test_epsilon_of_another_type(self) -> None:
+        model, images, labels = model_of(RELU), torch.rand(1, 1, 8, 8), torch.tensor([0])
+        for call in (
+            lambda: certify(model, LabelledImages(images, labels), "1/255"),  # type: ignore[arg-type]
+            lambda: attack(model, images, labels, "1/255"),
+        ):  # type: ignore[arg-type]
+            with pytest.raises(ArgumentError, match="epsilon is '1/255' of type str; give a number from 0 to 1"):
+                call()
+
+    def test_a_missing_run_is_not_called_a_translation(self, tmp_path: Path) -> None:
+        refused = CliRunner().invoke(app, ["certify", str(tmp_path / "nosuch")])
+        assert refused.exit_code != 0
+        assert "nosuch" in str(refused.exception) and "translation" not in str(refused.exception)
+
 
 def test_the_verb_prints_and_writes_figures(tmp_path: Path) -> None:
     recipe = {

@@ -51,9 +51,9 @@ def certify(
     Example: reluformer certify runs/certified --eps 1/255 --eps 2/255
     """
     sizes = [_size(given) for given in eps]
+    check_model(run)
     if task_of(run) != "images":
         raise ArgumentError(f"{run}: only image models are certified; this is a run of task {task_of(run)}")
-    check_model(run)
     from reluformer.images import scoring
 
     model, images = scoring.load(run), scoring.images_of(run, split.value, limit)

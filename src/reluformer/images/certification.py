@@ -40,6 +40,7 @@ from torch.nn import functional as F
 from reluformer import bounding, rules
 from reluformer.errors import ArgumentError
 from reluformer.images.affine import AffineForm, relu_strip
+from reluformer.images.attack import check_epsilon, check_labels
 from reluformer.images.dataset import LabelledImages
 from reluformer.layers import AffineNorm, Attention, FeedForward, Sublayer
 from reluformer.models.image_model import ImageModel
@@ -91,7 +92,8 @@ def certify(
         reads: how the reads of attention are bounded: "exact", "elementwise" or "lse".
 
     Raises:
-        ArgumentError: epsilon is out of range, or no bound of this model is known.
+        ArgumentError: epsilon is out of range, the labels do not fit the images or the model, or no bound of this model
+            is known.
 
     Example:
         >>> from reluformer.models.config import ImageConfig
@@ -101,9 +103,12 @@ def certify(
         1
     """
     verifier = Verifier(model, domain, reads)
+    check_epsilon("certify", epsilon)
+    images = verifier.model.pixels(split.images)
+    check_labels("certify", images, split.labels, verifier.model.config.classes)
     right, certified, margins = 0, 0, []
     began = time.perf_counter()
-    for image, label in zip(verifier.model.pixels(split.images), split.labels.tolist(), strict=True):
+    for image, label in zip(images, split.labels.tolist(), strict=True):
         with torch.no_grad():
             is_right = int(verifier.model(image[None]).logits.argmax()) == label
         right += is_right
@@ -112,7 +117,7 @@ def certify(
             certified += margin > LEAST_MARGIN
             margins.append(margin)
     count = len(split.labels)
-    seconds = (time.perf_counter() - began) / max(count, 1)
+    seconds = (time.perf_counter() - began) / count
     mean = sum(margins) / len(margins) if margins else math.nan
     return Certification(epsilon, domain, reads, count, right / count, certified / count, mean, seconds)
 
@@ -146,8 +151,7 @@ class Verifier:
             label: the right class.
             epsilon: the largest change of a pixel.
         """
-        if not 0 <= epsilon <= 1:  # also true for NaN
-            raise ArgumentError(f"certify: epsilon is {epsilon}; it must lie between 0 and 1, as 1/255")
+        check_epsilon("certify", epsilon)
         image = self.model.pixels(image[None])[0]
         low, high = (image - epsilon).clamp_min(0), (image + epsilon).clamp_max(1)
         state = self._embedded(AffineForm.around(low, high, linear=self.domain == "linear"))
