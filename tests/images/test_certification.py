@@ -73,17 +73,48 @@ class TestSoundness:
                 assert (least <= seen + 1e-9).all()
                 assert torch.isfinite(least).all()
 
+    @pytest.mark.parametrize("reads", ["lse", "mixed"])
     @pytest.mark.parametrize("epsilon", [0.0, 0.01, 0.1, 1.0])
-    def test_lines_of_softmax_are_sound(self, epsilon: float) -> None:
+    def test_lines_of_softmax_are_sound(self, epsilon: float, reads: Any) -> None:
         model = model_of("softmax", layers=2)
         draw = torch.Generator().manual_seed(2)
         image = torch.rand(1, 8, 8, generator=draw, dtype=torch.float64)
         low, high = (image - epsilon).clamp_min(0), (image + epsilon).clamp_max(1)
         images = low + (high - low) * torch.rand(200, 1, 8, 8, generator=draw, dtype=torch.float64)
-        least = Verifier(model, "linear", "lse").margins(image, 0, epsilon)
-        assert (least <= margins(model, images, 0).amin(0) + 1e-9).all()
+        least = Verifier(model, "linear", reads).margins(image, 0, epsilon)
+        _, found = attack(model, image[None], torch.tensor([0]), epsilon, steps=15)
+        assert (least <= margins(model, torch.cat([images, found]), 0).amin(0) + 1e-9).all()
 
-    @pytest.mark.parametrize(("domain", "reads"), [*BOUNDS, ("linear", "lse")])
+    @pytest.mark.parametrize("relaxation", ["exact", "elementwise", "lse", "mixed"])
+    @pytest.mark.parametrize("size", [0.01, 0.3, 2.0])
+    def test_one_read_of_forms_with_boxes(self, size: float, relaxation: str) -> None:
+        """The center of a form may lie outside of its box; every case that lies in both is held."""
+        draw = torch.Generator().manual_seed(4)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=draw, dtype=torch.float64)
+
+        moves = 0.4 + 0.6 * torch.rand(100, 3, generator=draw, dtype=torch.float64)
+        cases, forms = [], []
+        for width, spread in ((5, size), (2, 0.3)):
+            form = AffineForm(
+                2 * normal(2, 5, width), spread * normal(3, 2, 5, width), spread * normal(2, 5, width).abs()
+            )
+            noise = form.radius * torch.rand(100, 2, 5, width, generator=draw, dtype=torch.float64).round()
+            case = form.center + torch.einsum("ne,e...->n...", moves, form.coefficients) + noise
+            cases.append(case)
+            forms.append(form.within(case.amin(0), case.amax(0)))
+        rules_of = ["softmax"] if relaxation in ("lse", "mixed") else ["softmax", RELU, "relu_norm"]
+        for rule in map(rf.rules.get, rules_of):
+            verifier = Verifier(model_of(rule), "linear", "exact")
+            found = verifier._read(rule, forms[0], forms[1], relaxation)
+            n = torch.full((2, 5, 1), 5.0, dtype=torch.float64)
+            read = torch.stack([rule.weights(s, n, None) @ v for s, v in zip(*cases, strict=True)])
+            line = found.center + torch.einsum("ne,e...->n...", moves, found.coefficients)
+            assert ((read - line).abs() <= found.radius + 1e-9).all()
+            assert ((found.low - 1e-9 <= read) & (read <= found.high + 1e-9)).all()
+
+    @pytest.mark.parametrize(("domain", "reads"), [*BOUNDS, ("linear", "lse"), ("linear", "mixed")])
     def test_without_a_change_the_bound_is_the_margin(self, domain: Any, reads: Any) -> None:
         model, image = model_of("softmax", layers=2), torch.rand(1, 8, 8, dtype=torch.float64)
         exact = margins(model, image[None], 1)[0]
@@ -99,7 +130,7 @@ class TestSoundness:
         model = model_of("softmax")
         with torch.no_grad():
             model.encoder[0].attention.layer.query.weight.mul_(1e3)
-        for domain, reads in [*BOUNDS, ("linear", "lse")]:
+        for domain, reads in [*BOUNDS, ("linear", "lse"), ("linear", "mixed")]:
             least = Verifier(model, domain, reads).margins(torch.rand(1, 8, 8, dtype=torch.float64), 0, 0.5)
             assert not torch.isnan(least).any()
 
@@ -153,6 +184,33 @@ class TestTightness:
         exact, alone = (Verifier(model, domain, reads).margins(image, 0, 0.1) for reads in ("exact", "elementwise"))
         assert (exact > alone).all()
 
+    @pytest.mark.parametrize("layers", [1, 2])
+    @pytest.mark.parametrize("epsilon", [0.003, 0.03, 0.3])
+    def test_the_best_is_never_below_the_others(self, epsilon: float, layers: int) -> None:
+        model, image = model_of("softmax", layers=layers), torch.rand(1, 8, 8, dtype=torch.float64)
+        best = Verifier(model, "linear", "best").margins(image, 0, epsilon)
+        for reads in ("exact", "lse", "mixed"):
+            assert (best >= Verifier(model, "linear", reads).margins(image, 0, epsilon)).all()
+
+    @pytest.mark.parametrize("rule", ["softmax", RELU], ids=str)
+    def test_without_lines_the_best_is_exact(self, rule: Any) -> None:
+        model, image = model_of(rule), torch.rand(1, 8, 8, dtype=torch.float64)
+        domain: Any = "interval" if rule == "softmax" else "linear"
+        best, exact = (Verifier(model, domain, reads).margins(image, 0, 0.02) for reads in ("best", "exact"))
+        assert torch.equal(best, exact)
+
+    @pytest.mark.parametrize("rule", ["softmax", RELU], ids=str)
+    def test_the_range_of_a_read_takes_nothing_from_its_form(self, rule: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        draw = torch.Generator().manual_seed(5)
+        drawn = [torch.randn(3, 2, 5, width, generator=draw, dtype=torch.float64) for width in (5, 2)]
+        scores, values = (AffineForm(x[0], x, torch.zeros_like(x[0])) for x in drawn)
+        read = Verifier(model_of(rule))._read
+        found = read(rf.rules.get(rule), scores, values, "exact")
+        monkeypatch.setattr(AffineForm, "within", lambda form, low, high: form)
+        form = read(rf.rules.get(rule), scores, values, "exact")
+        assert torch.equal(found.coefficients, form.coefficients) and torch.equal(found.radius, form.radius)
+        assert (found.high - found.low < form.high - form.low).any()
+
     @pytest.mark.parametrize("rule", ["softmax", RELU], ids=str)
     def test_affine_functions_of_the_pixels_are_tighter_than_intervals(self, rule: Any) -> None:
         model, image = model_of(rule), torch.rand(1, 8, 8, dtype=torch.float64)
@@ -180,16 +238,35 @@ def test_a_strip_holds_relu() -> None:
     assert torch.equal(offset > 0, torch.tensor([True, True, False, False, False]))
 
 
+def test_a_box_keeps_what_values_have_in_common() -> None:
+    form = AffineForm.around(-torch.ones(2), torch.ones(2), linear=True)
+    boxed = form.within(torch.full((2,), -0.5), torch.full((2,), 0.7))
+    assert torch.equal(boxed.low, torch.full((2,), -0.5)) and torch.equal(boxed.high, torch.full((2,), 0.7))
+    assert torch.equal((boxed + form.linear(-torch.eye(2))).high, torch.zeros(2))
+    assert torch.equal(boxed.within(-torch.ones(2), torch.full((2,), 0.6)).high, torch.full((2,), 0.6))
+
+
+@pytest.mark.parametrize("boxed", [False, True])
 @pytest.mark.parametrize("linear", [False, True])
-def test_products_and_sums_of_affine_forms_hold_every_case(linear: bool) -> None:
+def test_products_and_sums_of_affine_forms_hold_every_case(linear: bool, boxed: bool) -> None:
+    """With a box that leaves out the center of the form, too."""
     draw = torch.Generator().manual_seed(0)
     low = torch.randn(4, 3, generator=draw, dtype=torch.float64)
     box = AffineForm.around(low, low + 0.3, linear)
     weight, bias = torch.randn(2, 3, generator=draw, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
-    found = box.products(box + torch.ones(3), 0.5), box.linear(weight, bias), box.relu() + box, box.mean(0), box[1]
+    start = 0.2 if boxed else 0.0
+    box = box.within(low + 0.2, low + 0.3) if boxed else box
+    other = box + torch.ones(3)
+    found = (
+        *(box.products(other, 0.5), box.products(other, -2.0), box.linear(weight, bias), box.relu() + box),
+        *(box.mean(0), box[1], box.scaled(torch.full((3,), 0.5)).permute(1, 0).view(2, 6)),
+    )
     for _ in range(200):
-        x = low + 0.3 * torch.rand(4, 3, generator=draw, dtype=torch.float64)
-        cases = 0.5 * x @ (x + 1).t(), x @ weight.t() + bias, torch.relu(x) + x, x.mean(0), x[1]
+        x = low + start + (0.3 - start) * torch.rand(4, 3, generator=draw, dtype=torch.float64)
+        cases = (
+            *(0.5 * x @ (x + 1).t(), -2 * x @ (x + 1).t(), x @ weight.t() + bias, torch.relu(x) + x),
+            *(x.mean(0), x[1], (0.5 * x).t().reshape(2, 6)),
+        )
         for form, case in zip(found, cases, strict=True):
             assert ((form.low <= case + 1e-9) & (case <= form.high + 1e-9)).all()
 
@@ -242,8 +319,9 @@ class TestErrors:
         model, image = model_of(RELU), torch.rand(1, 8, 8)
         with pytest.raises(ArgumentError, match="domain is 'zonotope'; valid: interval, linear"):
             Verifier(model, "zonotope")  # type: ignore[arg-type]
-        with pytest.raises(ArgumentError, match="reads=lse are lines for the weights of softmax"):
-            Verifier(model, "linear", "lse")
+        for reads in ("lse", "mixed"):
+            with pytest.raises(ArgumentError, match=f"reads={reads} has lines for the weights of softmax"):
+                Verifier(model, "linear", reads)  # type: ignore[arg-type]
         for epsilon in (-0.1, 1.5, float("nan")):
             with pytest.raises(ArgumentError, match=r"epsilon is .*; it must lie between 0 and 1, as 1/255"):
                 Verifier(model).margins(image, 0, epsilon)

@@ -34,7 +34,7 @@ def certify(
         str, typer.Option(help="linear: affine functions of the pixels; interval: intervals.")
     ] = "linear",
     reads: Annotated[
-        str, typer.Option(help="Bounds of a read: exact, or the baselines elementwise and lse.")
+        str, typer.Option(help="Bounds of a read: exact, mixed or best, or the baselines elementwise and lse.")
     ] = "exact",
     steps: Annotated[int, typer.Option(min=0, help="Steps of the attack; 0 for no attack.")] = 40,
     out: Annotated[

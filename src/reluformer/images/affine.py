@@ -7,6 +7,10 @@ With e in [-1, 1]^E, the change of each pixel in units of its largest change, a 
 An affine map acts on all three exactly, but for the signs within the interval. Without coefficients (E = 0) the same
 formulas are interval arithmetic.
 
+A form may also know a box: an interval that holds each value for another reason, as the exact range of a read. The box
+goes through every operation by interval arithmetic, beside the form and instead of nothing. The form keeps what two
+values have in common, the box is narrower where the form is not, and every value lies in both.
+
 Shapes: E pixels that may change; every other axis is that of the value.
 """
 
@@ -26,6 +30,8 @@ class AffineForm:
     center: Tensor
     coefficients: Tensor
     radius: Tensor
+    box: tuple[Tensor, Tensor] | None = None
+    """The least and the largest values as another argument gives them; None where there is none."""
 
     @classmethod
     def around(cls, low: Tensor, high: Tensor, linear: bool) -> Self:
@@ -43,66 +49,113 @@ class AffineForm:
         return cls(center, coefficients, torch.zeros_like(center))
 
     @property
-    def reach(self) -> Tensor:
-        """How far a value lies from its center at most."""
+    def own_reach(self) -> Tensor:
+        """How far a value of the form lies from its center at most, whatever the box says."""
         return self.coefficients.abs().sum(0) + self.radius
+
+    @property
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """The least and the largest values, by form and box."""
+        reach = self.own_reach
+        low, high = self.center - reach, self.center + reach
+        if self.box is None:
+            return low, high
+        low, high = torch.maximum(low, self.box[0]), torch.minimum(high, self.box[1])
+        return torch.minimum(low, high), torch.maximum(low, high)  # rounding may swap two ends that are equal
 
     @property
     def low(self) -> Tensor:
         """The least values."""
-        return self.center - self.reach
+        return self.ends[0]
 
     @property
     def high(self) -> Tensor:
         """The largest values."""
-        return self.center + self.reach
+        return self.ends[1]
+
+    @property
+    def reach(self) -> Tensor:
+        """How far a value lies from the center of the form at most."""
+        return self.reach_from(self.center)
+
+    def reach_from(self, point: Tensor) -> Tensor:
+        """Return how far a value lies from a point at most."""
+        low, high = self.ends
+        return torch.maximum(high - point, point - low)
+
+    def within(self, low: Tensor, high: Tensor) -> Self:
+        """Return the same values, which are known to lie between `low` and `high`."""
+        if self.box is not None:
+            low, high = torch.maximum(low, self.box[0]), torch.minimum(high, self.box[1])
+        return type(self)(self.center, self.coefficients, self.radius, (low, high))
+
+    def scaled(self, factor: Tensor) -> Self:
+        """Return the values times positive factors that broadcast to them."""
+        box = None if self.box is None else (factor * self.box[0], factor * self.box[1])
+        return type(self)(factor * self.center, factor * self.coefficients, factor * self.radius, box)
 
     def view(self, *shape: int) -> Self:
         """Return the values in another shape, without a -1."""
         coefficients = self.coefficients.reshape(self.coefficients.size(0), *shape)
-        return type(self)(self.center.reshape(shape), coefficients, self.radius.reshape(shape))
+        box = None if self.box is None else (self.box[0].reshape(shape), self.box[1].reshape(shape))
+        return type(self)(self.center.reshape(shape), coefficients, self.radius.reshape(shape), box)
 
     def permute(self, *axes: int) -> Self:
         """Return the values with their axes in another order."""
-        later = [axis + 1 for axis in axes]
-        return type(self)(self.center.permute(axes), self.coefficients.permute(0, *later), self.radius.permute(axes))
+        coefficients = self.coefficients.permute(0, *(axis + 1 for axis in axes))
+        box = None if self.box is None else (self.box[0].permute(axes), self.box[1].permute(axes))
+        return type(self)(self.center.permute(axes), coefficients, self.radius.permute(axes), box)
 
-    def __getitem__(self, place: object) -> Self:
-        """Return part of the values along the first axis."""
-        return type(self)(self.center[place], self.coefficients[:, place], self.radius[place])  # type: ignore[index]
+    def __getitem__(self, place: int) -> Self:
+        """Return the values at a place of the first axis."""
+        box = None if self.box is None else (self.box[0][place], self.box[1][place])
+        return type(self)(self.center[place], self.coefficients[:, place], self.radius[place], box)
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Self:
         """Return what an affine map of the last axis makes of the values; weight (out, in), bias (out,)."""
-        center = self.center @ weight.t()
+        moved = 0.0 if bias is None else bias
+        box = None
+        if self.box is not None:
+            low, high = self.ends
+            middle, half = (low + high) / 2 @ weight.t() + moved, (high - low) / 2 @ weight.abs().t()
+            box = (middle - half, middle + half)
         return type(self)(
-            center if bias is None else center + bias, self.coefficients @ weight.t(), self.radius @ weight.abs().t()
+            self.center @ weight.t() + moved, self.coefficients @ weight.t(), self.radius @ weight.abs().t(), box
         )
 
     def mean(self, axis: int) -> Self:
         """Return the mean along an axis."""
-        return type(self)(self.center.mean(axis), self.coefficients.mean(axis + 1), self.radius.mean(axis))
+        low, high = self.ends
+        box = None if self.box is None else (low.mean(axis), high.mean(axis))
+        return type(self)(self.center.mean(axis), self.coefficients.mean(axis + 1), self.radius.mean(axis), box)
 
     def __add__(self, other: Self | Tensor) -> Self:
         """Return the sum with other values that change with the same pixels, or with fixed ones."""
         if isinstance(other, Tensor):
-            return type(self)(self.center + other, self.coefficients, self.radius)
+            box = None if self.box is None else (self.box[0] + other, self.box[1] + other)
+            return type(self)(self.center + other, self.coefficients, self.radius, box)
+        box = None
+        if self.box is not None or other.box is not None:
+            box = (self.low + other.low, self.high + other.high)
         return type(self)(
-            self.center + other.center, self.coefficients + other.coefficients, self.radius + other.radius
+            self.center + other.center, self.coefficients + other.coefficients, self.radius + other.radius, box
         )
 
     def relu(self) -> Self:
         """Return ReLU of each value: the strip around it that is parallel to its chord, or without pixels its range."""
-        low, high = self.low, self.high
-        if not self.coefficients.size(0):
-            low, high = torch.relu(low), torch.relu(high)
-            return type(self)((low + high) / 2, self.coefficients, (high - low) / 2)
+        low, high = self.ends
         slope, offset = relu_strip(low, high)
-        return type(self)(slope * self.center + offset, slope * self.coefficients, slope * self.radius + offset)
+        low, high = torch.relu(low), torch.relu(high)
+        if not self.coefficients.size(0):
+            return type(self)((low + high) / 2, self.coefficients, (high - low) / 2)
+        return type(self)(
+            slope * self.center + offset, slope * self.coefficients, slope * self.radius + offset, (low, high)
+        )
 
     def products(self, other: Self, scale: float) -> Self:
         """Return scale * (a row of these values) . (a row of others), (..., Tq, Tk), for (..., Tq, d) and (..., Tk, d).
 
-        The part that is of second order in the pixels goes to the interval.
+        The part that is of second order in the pixels goes to the interval. The box holds all products of two ends.
         """
         flipped = other.center.transpose(-1, -2)
         center = self.center @ flipped
@@ -112,16 +165,13 @@ class AffineForm:
             + self.radius @ flipped.abs()
             + self.reach @ other.reach.transpose(-1, -2)
         )
-        return type(self)(scale * center, scale * coefficients, abs(scale) * radius)
-
-    def within(self, low: Tensor, high: Tensor) -> Self:
-        """Return the values, each as the interval from `low` to `high` where that is narrower than its own form."""
-        narrower = (high - low) / 2 < self.reach
-        return type(self)(
-            torch.where(narrower, (low + high) / 2, self.center),
-            self.coefficients.masked_fill(narrower, 0),
-            torch.where(narrower, (high - low) / 2, self.radius),
-        )
+        box = None
+        if self.box is not None or other.box is not None:
+            corners = [x[..., :, None, :] * y[..., None, :, :] for x in self.ends for y in other.ends]
+            low, high = torch.stack(corners).aminmax(dim=0)
+            ends = scale * low.sum(-1), scale * high.sum(-1)
+            box = ends if scale > 0 else (ends[1], ends[0])
+        return type(self)(scale * center, scale * coefficients, abs(scale) * radius, box)
 
 
 def relu_strip(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,10 +14,12 @@ middle of the values,
     elementwise  f lies in the range with each weight alone: the usual baseline
     lse          each weight of softmax has a linear upper and lower bound, by chords and tangents of exponentials and
                  of the logarithm of their sum (after Wei et al., 2023): the baseline of linear relaxations
+    mixed        of softmax, the narrower of `exact` and of lines like those of `lse`, read by read
+    best         the model is run with `exact`, `lse` and `mixed`; the largest margin counts, class by class
 
 In the linear domain f is taken to first order in the scores. For softmax df/ds_j = w_j (v_j - f), and the range of that
-over the box bounds the rest by the mean value theorem; for ReLU each weight has a strip of its own. A read is given as
-its interval where that is narrower.
+over the box bounds the rest by the mean value theorem; for ReLU each weight has a strip of its own. The range of f goes
+on beside this form as the box of the read, so what reads have in common is never dropped.
 
 Everything is computed in float64, and a margin counts as positive from 1e-6 on. Models need `norm: affine` and no norm
 of queries and keys, as these divide by what an attacker moves.
@@ -47,7 +49,7 @@ from reluformer.models.image_model import ImageModel
 from reluformer.rules import Formula, Rule
 
 Domain = Literal["interval", "linear"]
-Reads = Literal["exact", "elementwise", "lse"]
+Reads = Literal["exact", "elementwise", "lse", "mixed", "best"]
 LEAST_MARGIN = 1e-6
 """A margin below it is not counted; rounding in float64 is far smaller."""
 
@@ -89,7 +91,7 @@ def certify(
         split: images and their classes.
         epsilon: the largest change of a pixel, from 0 to 1.
         domain: "interval" or "linear".
-        reads: how the reads of attention are bounded: "exact", "elementwise" or "lse".
+        reads: how the reads of attention are bounded: "exact", "elementwise", "lse", "mixed" or "best".
 
     Raises:
         ArgumentError: epsilon is out of range, the labels do not fit the images or the model, or no bound of this model
@@ -128,7 +130,7 @@ class Verifier:
     Args:
         model: the model; a copy in float64 is used.
         domain: "interval" or "linear".
-        reads: "exact", "elementwise" or "lse".
+        reads: "exact", "elementwise", "lse", "mixed" or "best".
 
     Raises:
         ArgumentError: a part of the model has no known bound.
@@ -153,16 +155,29 @@ class Verifier:
         """
         check_epsilon("certify", epsilon)
         image = self.model.pixels(image[None])[0]
+        classes = self.model.config.classes
+        if not 0 <= label < classes:
+            raise ArgumentError(f"certify: label {label} is no class of the model, which has {classes}")
+        found = [self._margins(image, label, epsilon, relaxation) for relaxation in self._relaxations()]
+        return torch.stack(found).amax(0)
+
+    def _relaxations(self) -> tuple[str, ...]:
+        """Return the ways to bound a read that the model is run with, one after the other."""
+        if self.reads != "best":
+            return (self.reads,)
+        is_softmax = isinstance(self.model.config.attention, rules.Softmax)
+        return ("exact", "lse", "mixed") if is_softmax and self.domain == "linear" else ("exact",)
+
+    def _margins(self, image: Tensor, label: int, epsilon: float, relaxation: str) -> Tensor:
+        """Return the least margins (K - 1,) with one way to bound the reads."""
         low, high = (image - epsilon).clamp_min(0), (image + epsilon).clamp_max(1)
         state = self._embedded(AffineForm.around(low, high, linear=self.domain == "linear"))
         for block in self.model.encoder:
             for sublayer in (block.attention, block.ffn):
                 assert isinstance(sublayer, Sublayer)
-                state = state + self._sublayer(state, sublayer)
+                state = state + self._sublayer(state, sublayer, relaxation)
         pooled = state[0] if self.model.config.pooling == "class" else state.mean(0)
         weight = self.model.output.weight
-        if not 0 <= label < weight.size(0):
-            raise ArgumentError(f"certify: label {label} is no class of the model, which has {weight.size(0)}")
         others = torch.arange(weight.size(0)) != label
         difference = weight[label] - weight[others]
         return pooled.linear(*_after_norm(self.model.encoder_norm, difference, None)).low
@@ -189,10 +204,10 @@ class Verifier:
             )
         return tokens + self.model.position
 
-    def _sublayer(self, state: AffineForm, sublayer: Sublayer) -> AffineForm:
+    def _sublayer(self, state: AffineForm, sublayer: Sublayer, relaxation: str) -> AffineForm:
         """Return what a memory adds to the residual stream (T, D)."""
         if isinstance(sublayer.layer, Attention):
-            return self._attention(state, sublayer.norm, sublayer.layer)
+            return self._attention(state, sublayer.norm, sublayer.layer, relaxation)
         return self._feed_forward(state, sublayer.norm, sublayer.layer)
 
     def _feed_forward(self, state: AffineForm, norm: nn.LayerNorm, layer: FeedForward) -> AffineForm:
@@ -200,7 +215,7 @@ class Verifier:
         scores = state.linear(*_after_norm(norm, layer.keys.weight, layer.keys.bias))
         return scores.relu().linear(layer.values.weight, layer.values.bias)
 
-    def _attention(self, state: AffineForm, norm: nn.LayerNorm, layer: Attention) -> AffineForm:
+    def _attention(self, state: AffineForm, norm: nn.LayerNorm, layer: Attention, relaxation: str) -> AffineForm:
         """Return what attention reads for each token (T, D)."""
         tokens, width = state.center.shape
         own = width // layer.heads
@@ -212,25 +227,26 @@ class Verifier:
         if layer.read.offset is not None:
             scores = scores + layer.read.offset[:, None, None]
         if layer.log_gamma is not None:  # a factor on the queries
-            factor = layer.inverse_gamma()
-            scores = AffineForm(scores.center * factor, scores.coefficients * factor, scores.radius * factor)
-        read = self._read(layer.read.rule, scores, values)
+            scores = scores.scaled(layer.inverse_gamma())
+        read = self._read(layer.read.rule, scores, values, relaxation)
         return read.permute(1, 0, 2).view(tokens, width).linear(layer.output.weight, layer.output.bias)
 
-    def _read(self, rule: Rule, scores: AffineForm, values: AffineForm) -> AffineForm:
+    def _read(self, rule: Rule, scores: AffineForm, values: AffineForm, relaxation: str) -> AffineForm:
         """Return the read (H, T, d) for scores (H, T, T) and values (H, T, d)."""
-        low, high = scores.low, scores.high
-        elementwise = self.reads != "exact"
-        box = bounding.bounds(rule, low, high, (values.low, values.high), elementwise=elementwise)
+        elementwise = relaxation in ("elementwise", "lse")
+        box = bounding.bounds(rule, *scores.ends, values.ends, elementwise=elementwise)
         if self.domain == "interval":
             none = box.lower.new_zeros(0, *box.lower.shape)
             return AffineForm((box.lower + box.upper) / 2, none, (box.upper - box.lower) / 2)
         formula = rules.formula_of(rule)
         if formula is not None and formula.is_softmax:
-            if self.reads == "lse":
-                moved, weights = _softmax_by_lines(scores, values.center)
+            if relaxation == "lse":
+                moved, weights = _softmax_by_lines(scores, values.center, torch.zeros_like(values.center))
             else:
                 moved, weights = _softmax_by_means(rule, scores, values.center, elementwise)
+            if relaxation == "mixed":
+                origin = torch.softmax(scores.center, -1) @ values.center
+                moved = _narrower(moved, _softmax_by_lines(scores, values.center, origin)[0])
         elif formula is not None and formula.is_relu:
             moved, weights = _relu_by_strips(formula, scores, values.center)
         else:
@@ -247,7 +263,7 @@ class Verifier:
         return (moved + by_values).within(box.lower, box.upper)
 
 
-_READS = ("exact", "elementwise", "lse")
+_READS = ("exact", "elementwise", "lse", "mixed", "best")
 Weights = tuple[Tensor, Tensor]
 """The least and the largest weights, (H, T, T)."""
 
@@ -267,8 +283,8 @@ def _check_model(model: ImageModel, domain: Domain, reads: Reads) -> None:
     if config.attention.output_norm is not None:
         raise ArgumentError(f"certify: rule '{config.attention.name}' norms its read, and no bound of that is known")
     formula = rules.formula_of(config.attention)
-    if reads == "lse" and not (domain == "linear" and formula is not None and formula.is_softmax):
-        raise ArgumentError("certify: reads=lse are lines for the weights of softmax; use it with domain=linear")
+    if reads in ("lse", "mixed") and not (domain == "linear" and formula is not None and formula.is_softmax):
+        raise ArgumentError(f"certify: reads={reads} has lines for the weights of softmax; use it with domain=linear")
 
 
 def _after_norm(norm: nn.Module, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -282,7 +298,7 @@ def _after_norm(norm: nn.Module, weight: Tensor, bias: Tensor | None) -> tuple[T
 def _relu_by_strips(formula: Formula, scores: AffineForm, values: Tensor) -> tuple[AffineForm, Weights]:
     """Return sum_j w_j v_j of known values with a strip around each weight, and the range of the weights."""
     factor = formula.row_factor(torch.tensor(float(values.size(1)), dtype=torch.float64))
-    low, high = scores.low, scores.high
+    low, high = scores.ends
     slope, offset = (factor * part for part in relu_strip(low, high))
     moved = AffineForm(
         (slope * scores.center + offset) @ values,
@@ -312,7 +328,8 @@ def _softmax_by_means(rule: Rule, scores: AffineForm, values: Tensor, elementwis
 
     df / ds_j = w_j (v_j - f) lies between the products of the ranges of both factors.
     """
-    low, high = scores.low, scores.high
+    low, high = scores.ends
+    point = scores.center.clamp(low, high)
     least, largest = _softmax_range(low, high)
     read = bounding.bounds(rule, low, high, values, elementwise=elementwise)
     # (H, T, T, d): the value of a slot less the read of a query
@@ -321,50 +338,75 @@ def _softmax_by_means(rule: Rule, scores: AffineForm, values: Tensor, elementwis
     slopes = [weight[..., None] * away for weight in (least, largest) for away in (away_low, away_high)]
     slope_low, slope_high = torch.stack(slopes).aminmax(dim=0)
     slope, spread = (slope_low + slope_high) / 2, (slope_high - slope_low) / 2
-    center = torch.softmax(scores.center, -1) @ values
+    center = torch.softmax(point, -1) @ values + torch.einsum("hqk,hqkd->hqd", scores.center - point, slope)
+    off_line = torch.einsum("hqk,hqkd->hqd", scores.reach_from(point), spread)
     moved = AffineForm(
         center,
         torch.einsum("ehqk,hqkd->ehqd", scores.coefficients, slope),
-        torch.einsum("hqk,hqkd->hqd", scores.radius, slope.abs()) + torch.einsum("hqk,hqkd->hqd", scores.reach, spread),
+        torch.einsum("hqk,hqkd->hqd", scores.radius, slope.abs()) + off_line,
     )
     return moved, (least, largest)
 
 
-def _softmax_by_lines(scores: AffineForm, values: Tensor) -> tuple[AffineForm, Weights]:
+def _softmax_by_lines(scores: AffineForm, values: Tensor, origin: Tensor) -> tuple[AffineForm, Weights]:
     """Return sum_j w_j v_j of known values with a linear upper and lower bound of each weight, and their range.
 
     With y_j = s_j - lse(s), w_j = e^y_j lies below its chord and above its tangent in y_j. y_j is concave, so it lies
     below its tangent; and lse lies below the tangent of log sum chord(e^s), which is concave, too.
+
+    As the weights sum to 1, the read is the origin (H, T, d) plus sum_j w_j (v_j - origin). An origin amid the values
+    leaves less to the weights; 0 is the plain relaxation.
     """
-    low, high, middle = scores.low, scores.high, scores.center
+    low, high = scores.ends
+    point = scores.center.clamp(low, high)
     least, largest = _softmax_range(low, high)
-    weight = torch.softmax(middle, -1)
-    y = torch.log_softmax(middle, -1)
+    weight, y = torch.softmax(point, -1), torch.log_softmax(point, -1)
     y_low, y_high = _log_softmax_range(low, high)
     flat = y_high - y_low < 1e-9
     chord = torch.where(flat, largest, (largest - least) / torch.where(flat, torch.ones_like(y), y_high - y_low))
     own = torch.eye(values.size(1), dtype=values.dtype)
-    # upper: least + chord (y - y_low), and y <= y(middle) + (own - weight) (s - middle)
+    # upper: least + chord (y - y_low), and y <= y(point) + (own - weight) (s - point)
     upper = torch.where(flat, largest, least + chord * (y - y_low))
     upper_slope = torch.where(flat[..., None], 0.0, chord[..., None] * (own - weight[..., None, :]))
-    # lower: e^z (1 + y - z) at a point z, and y >= s_j - log sum chord at the middle - its gradient (s - middle)
+    # lower: e^z (1 + y - z) at a point z, and y >= s_j - log sum chord at the point - its gradient (s - point)
     best = high.amax(-1, keepdim=True)
     ends = [torch.exp(x - best) for x in (low, high)]
     span = torch.where(high > low, high - low, torch.ones_like(low))
     rise = (ends[1] - ends[0]) / span
-    chords = torch.where(high > low, ends[0] + rise * (middle - low), ends[1])
+    chords = torch.where(high > low, ends[0] + rise * (point - low), ends[1])
     total = chords.sum(-1, keepdim=True)
-    y_below = middle - best - torch.log(total)  # a lower bound of y at the middle
+    y_below = point - best - torch.log(total)  # a lower bound of y at the point
     gradient = rise / total
-    at = torch.exp(y_below)
-    lower, lower_slope = at, at[..., None] * (own - gradient[..., None, :])
+    lower = torch.exp(y_below)
+    lower_slope = lower[..., None] * (own - gradient[..., None, :])
     slope, half = (upper_slope + lower_slope) / 2, (upper_slope - lower_slope) / 2
     center, rest = (upper + lower) / 2, (upper - lower) / 2
-    rest = rest + torch.einsum("hqjk,hqk->hqj", half.abs(), scores.reach)
-    by_score = torch.einsum("hqjk,hjd->hqkd", slope, values)
+    away = values[:, None] - origin[:, :, None]  # (H, T, T, d)
+    by_score = torch.einsum("hqjk,hqjd->hqkd", slope, away)
+    # half of the distance between the lines is linear in the scores, too: its largest value over box and form
+    half_by_score = torch.einsum("hqjk,hqjd->hqkd", half, away.abs())
+    off_center = scores.center - point
+    over_box = torch.einsum("hqk,hqkd->hqd", scores.reach_from(point), half_by_score.abs())
+    over_form = (
+        torch.einsum("hqk,hqkd->hqd", off_center, half_by_score)
+        + torch.einsum("ehqk,hqkd->ehqd", scores.coefficients, half_by_score).abs().sum(0)
+        + torch.einsum("hqk,hqkd->hqd", scores.radius, half_by_score.abs())
+    )
     moved = AffineForm(
-        center @ values,
+        origin + torch.einsum("hqj,hqjd->hqd", center, away) + torch.einsum("hqk,hqkd->hqd", off_center, by_score),
         torch.einsum("ehqk,hqkd->ehqd", scores.coefficients, by_score),
-        torch.einsum("hqk,hqkd->hqd", scores.radius, by_score.abs()) + rest @ values.abs(),
+        torch.einsum("hqk,hqkd->hqd", scores.radius, by_score.abs())
+        + torch.einsum("hqj,hqjd->hqd", rest, away.abs())
+        + torch.minimum(over_box, over_form),
     )
     return moved, (least, largest)
+
+
+def _narrower(first: AffineForm, second: AffineForm) -> AffineForm:
+    """Return for each value the form that reaches less far from its center."""
+    better = second.own_reach < first.own_reach
+    return AffineForm(
+        torch.where(better, second.center, first.center),
+        torch.where(better, second.coefficients, first.coefficients),
+        torch.where(better, second.radius, first.radius),
+    )
