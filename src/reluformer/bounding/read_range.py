@@ -97,8 +97,8 @@ def bounds(
         for b, r in _chunks(seen, width)
     ]
     ends = []
-    for sign, end in ((-1, 0), (1, 1)):
-        found = _joined([part[end] for part in parts], seen.shape, width).reshape(*batch, rows, width)
+    for sign, chunks in ((-1, [part[0] for part in parts]), (1, [part[1] for part in parts])):
+        found = _joined(chunks, seen.shape, width).reshape(*batch, rows, width)
         if not bool(found.isfinite().all()):
             raise ArgumentError("bounds: the read overflows the numbers of float64; scale the values down")
         ends.append(_outward(found, low.dtype, sign))
