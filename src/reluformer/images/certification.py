@@ -165,7 +165,8 @@ class Verifier:
         """Return the ways to bound a read that the model is run with, one after the other."""
         if self.reads != "best":
             return (self.reads,)
-        is_softmax = isinstance(self.model.config.attention, rules.Softmax)
+        formula = rules.formula_of(self.model.config.attention)
+        is_softmax = formula is not None and formula.is_softmax
         return ("exact", "lse", "mixed") if is_softmax and self.domain == "linear" else ("exact",)
 
     def _margins(self, image: Tensor, label: int, epsilon: float, relaxation: str) -> Tensor:
