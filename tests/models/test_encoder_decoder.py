@@ -8,7 +8,6 @@ from torch import Tensor
 
 import reluformer as rf
 from reluformer.errors import ArgumentError, ConfigError, UnknownNameError
-from reluformer.layers import sinusoids
 from reluformer.models.encoder_decoder import ReLUFormer
 
 RULES = rf.rules.names()
@@ -202,34 +201,6 @@ def test_sentences_are_counted_from_their_separators() -> None:
     assert not torch.allclose(states[0], states[3]) and not torch.allclose(states[3], states[6])
     states = plain.encode(source).states[0]
     torch.testing.assert_close(states[0], states[6])
-
-
-def test_shifted_numbers_are_those_of_later_sentences_on_both_sides() -> None:
-    """In training a row is read as if separators stood before it; in evaluation nothing is shifted."""
-    separator = 3  # no token of these rows, so all of a row belong to its first sentence
-    shifted, plain = (build(separator=separator, number_shift=shift).train() for shift in (5, 0))
-    torch.manual_seed(1)
-    logits = shifted(SOURCE, TARGET).logits
-    torch.manual_seed(1)
-    firsts = torch.randint(6, (3,))
-    encoded = plain.encode(SOURCE)
-    assert firsts.unique().numel() > 1 and encoded.first is None
-    for row, first in enumerate(firsts.tolist()):
-        numbers = sinusoids(0, 6, 16, torch.device("cpu"))
-        pair = [tokens[row : row + 1] for tokens in (SOURCE, TARGET)]
-        away = numbers[first] - numbers[0]
-        hook = plain.encoder[0].register_forward_pre_hook(lambda _, given, away=away: (given[0] + away,))
-        other = plain.decoder[0].register_forward_pre_hook(lambda _, given, away=away: (given[0] + away,))
-        expected = plain(*pair).logits
-        hook.remove()
-        other.remove()
-        torch.testing.assert_close(logits[row : row + 1], expected, **TOLERANCE)
-    assert torch.equal(shifted.eval()(SOURCE, TARGET).logits, plain.eval()(SOURCE, TARGET).logits)
-
-
-def test_a_shift_of_numbers_needs_numbers() -> None:
-    with pytest.raises(ConfigError, match="number_shift does nothing without separator"):
-        build(number_shift=5)
 
 
 def test_a_separator_outside_the_vocabulary_is_refused() -> None:

@@ -79,9 +79,6 @@ class ModelConfig(Config):
     """Id of the token between sentences, 3 in the tokenizers of this package. Given, each embedding also
     gets the sinusoids of the number of its sentence, on both sides, so that a decoder keeps its place
     in a long document. Unset: sentences are not counted."""
-    number_shift: int = Field(default=0, ge=0, le=10**6, examples=[64])
-    """In training, the sentences of a row are counted from a random number up to this one, the same on both sides.
-    So short texts teach the numbers that long ones need. It needs `separator`."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
     """On embeddings and sublayer outputs, never on weights."""
     tied_embeddings: bool = True
@@ -125,8 +122,6 @@ class ModelConfig(Config):
                 f"separator={self.separator} is no token of a vocabulary of {self.vocab_size}; the tokenizers of this "
                 "package use 3"
             )
-        if self.number_shift and self.separator is None:
-            raise ValueError("number_shift does nothing without separator; give separator: 3 or drop it")
         if self.positions != "sinusoidal" and (self.width // self.heads) % 2:
             raise ValueError(
                 f"rotary positions need an even head width, got {self.width // self.heads}; change width or heads"

@@ -31,7 +31,6 @@ class Encoded(NamedTuple):
     states: Tensor  # (B, S, D)
     mask: Tensor | None  # (B, S), None = no padding
     reads: dict[str, RowStats]
-    first: Tensor | None = None  # (B), the number of the first sentence where it is not 0
 
 
 class DecoderState:
@@ -116,20 +115,19 @@ class ReLUFormer(TokenModel):
                 f"source_mask must be boolean of shape {tuple(source.shape)}, True at tokens; got "
                 f"{mask.dtype} of shape {tuple(mask.shape)}"
             )
-        number = self._first_numbers(source)
-        x, turn = self._embed(self.source_embedding, source, first=0, sentences=number)
+        x, turn = self._embed(self.source_embedding, source, first=0)
         reads: dict[str, RowStats] = {}
         for i, block in enumerate(self.encoder):
             x, row_stats = self._run(block, x, mask=mask, rotation=turn, stats=stats)
             reads.update(_named(f"encoder.{i}", row_stats))
-        return Encoded(self.encoder_norm(x), mask, reads, number)
+        return Encoded(self.encoder_norm(x), mask, reads)
 
     def decode(self, target: Tensor, encoded: Encoded, stats: bool = False) -> tuple[Tensor, dict[str, RowStats]]:
         """Decodes tokens (B, T) to states (B, T, D), each of which knows its own prefix and the source."""
         self._check_tokens("target", target)
         if target.size(0) != encoded.states.size(0):
             raise ArgumentError(f"target has {target.size(0)} rows, source has {encoded.states.size(0)}")
-        x, turn = self._embed(self.target_embedding, target, first=0, sentences=encoded.first)
+        x, turn = self._embed(self.target_embedding, target, first=0)
         reads: dict[str, RowStats] = {}
         for i, block in enumerate(self._decoder_blocks()):
             slots = block.source_slots(encoded.states, encoded.mask)
@@ -164,11 +162,6 @@ class ReLUFormer(TokenModel):
             assert isinstance(block, Block)
             yield block
 
-    def _first_numbers(self, source: Tensor) -> Tensor | None:
-        """Returns the number (B) of each row's first sentence in training, if it is drawn; None where it is 0."""
-        most = self.config.number_shift
-        return torch.randint(most + 1, source.shape[:1], device=source.device) if self.training and most else None
-
     def _sentences(self, tokens: Tensor, before: Tensor | None) -> Tensor:
         """Returns the number (B, T) of each token's sentence, after `before` (B); a separator opens the next one."""
         assert self.config.separator is not None
@@ -185,8 +178,7 @@ class ReLUFormer(TokenModel):
             x = x + sinusoids(first, length, width, x.device).to(x.dtype)
         if self.config.separator is not None:
             numbers = self._sentences(tokens, sentences)  # at most one for each token so far
-            highest = first + length + 1 + (self.config.number_shift if self.training else 0)
-            x = x + sinusoids(0, highest, width, x.device).to(x.dtype)[numbers]
+            x = x + sinusoids(0, first + length + 1, width, x.device).to(x.dtype)[numbers]
         if self.config.positions == "sinusoidal":
             return self.dropout(x), None
         return self.dropout(x), rotation(first, length, width // self.config.heads, x.device)
