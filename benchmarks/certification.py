@@ -67,8 +67,10 @@ class Trained(NamedTuple):
         return "-".join(map(str, self))
 
 
-MODELS = [Trained.parse(name) for name in ("softmax-1-1500-0", "relu-1-1500-0", "relu-1-6000-0", "softmax-2-1500-0",
-                                           "relu-2-1500-0")]  # fmt: skip
+MODELS = [
+    *(Trained(*model, seed) for model in (("softmax", 1, 1500), ("relu", 1, 6000)) for seed in range(3)),
+    *(Trained(*model, 0) for model in (("relu", 1, 1500), ("softmax", 2, 1500), ("relu", 2, 1500))),
+]
 """One layer of ReLU needs four times as many updates to come near the accuracy of softmax. Other seeds: --models."""
 
 
