@@ -164,7 +164,7 @@ def own_rules() -> Iterator[None]:
 @pytest.mark.parametrize(("own", "known"), [("own_softmax", "softmax"), ({"name": "own_relu", "exponent": 1.0}, RELU)])
 def test_a_rule_of_ones_own_is_bounded_by_its_formula(own: Any, known: Any, domain: Any, reads: Any) -> None:
     if reads == "lse" and known != "softmax":
-        with pytest.raises(ArgumentError, match="reads=lse are lines for the weights of softmax"):
+        with pytest.raises(ArgumentError, match="reads=lse has lines for the weights of softmax"):
             Verifier(model_of(own), domain, reads)
         return
     image = torch.rand(1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(4))

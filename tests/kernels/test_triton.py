@@ -88,7 +88,7 @@ def by_turns(rule: str, dtype: torch.dtype) -> list[Case]:
 
 
 # what the kernels refuse, and gates, which reach them as a bias
-OTHERS = ("grouped", "window", "packed", "gated", "forgetting")
+OTHERS = ("grouped", "window", "packed", "sink", "gated", "forgetting")
 PATTERNS = tuple(pattern for pattern in cases.PATTERNS if pattern not in ("long", *OTHERS))
 # the whole grid takes minutes under the interpreter, and several tiles have tests of their own below;
 # rules with the same activation differ in a factor
