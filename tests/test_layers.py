@@ -12,6 +12,7 @@ import reluformer as rf
 from reluformer import rules
 from reluformer.errors import ArgumentError
 from reluformer.kernels import cpu
+from reluformer.kernels import products as dense_products
 from reluformer.layers import Attention, AttentionOptions, FeedForward, GatedRMSNorm, SlotCache, TokenSlots
 
 RULES = rules.names()
@@ -44,6 +45,7 @@ class TestFeedForward:
     ) -> None:
         if reason := cpu.unavailable():
             pytest.skip(reason)
+        monkeypatch.setattr(dense_products, "available", lambda: False)
         ffn = FeedForward(24, 1024, rules.get(rule), bias=bias)
         exact = FeedForward(24, 1024, rules.get(rule), bias=bias).double()
         exact.load_state_dict(ffn.state_dict())
@@ -59,6 +61,26 @@ class TestFeedForward:
         assert len(products) == 2  # those of the exact layer: float64 is not for the kernel
         for one, other in zip(*found, strict=True):
             assert float((one - other).abs().max()) <= 2e-5 * max(1.0, float(other.abs().max()))
+
+    @pytest.mark.parametrize(("bias", "through_the_kernel"), [(0.0, 0), (-2.0, 1)], ids=["dense", "sparse"])
+    def test_where_dense_products_are_wide_a_few_rows_say_whether_the_kernel_pays(
+        self, bias: float, through_the_kernel: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if reason := cpu.unavailable():
+            pytest.skip(reason)
+        monkeypatch.setattr(dense_products, "wide", lambda *_: True)
+        ffn = FeedForward(24, 512, rules.get("relu_plain"))
+        torch.nn.init.constant_(ffn.keys.bias, bias)
+        reads: list[int] = []
+        read = rf.memory.read
+        monkeypatch.setattr(rf.memory, "read", lambda *given, **named: (reads.append(1), read(*given, **named))[1])
+        monkeypatch.setattr(dense_products, "linear", torch.nn.functional.linear)
+        x = normal(1, 1500, 24)
+        found = ffn(x)[0]
+        assert len(reads) == through_the_kernel
+        torch.testing.assert_close(found, ffn.eval()(x)[0])
+        ffn.train()(x[:, :900])  # too few rows
+        assert len(reads) == through_the_kernel
 
     @pytest.mark.parametrize("how", ["few rows", "eval", "no gradient", "hook", "replaced", "softmax"])
     def test_other_reads_of_learned_slots_are_dense_products(self, how: str, monkeypatch: pytest.MonkeyPatch) -> None:

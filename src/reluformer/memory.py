@@ -305,19 +305,20 @@ def read_learned(
     return kernels.read_learned(scores, values, rules.get(rule), bias, value_rows)
 
 
-def learning_pays(x: Tensor, slots: int, rule: RuleSpec = "relu_plain") -> bool:
+def learning_pays(x: Tensor, keys: Tensor, rule: RuleSpec = "relu_plain", bias: Tensor | None = None) -> bool:
     """Return whether training a read of learned slots is faster through `read` with impl="cpu" than `read_learned` is.
 
     Args:
         x: the tokens, (..., width).
-        slots: number of learned slots.
+        keys: the learned keys, (slots, width).
         rule: a name, a mapping or a rule, as in `read`.
+        bias: (slots,), added to the scores.
 
     Example:
-        >>> learning_pays(torch.zeros(2, 8), slots=32)  # too small for the compiled kernel
+        >>> learning_pays(torch.zeros(2, 8), torch.zeros(32, 8))  # too small for the compiled kernel
         False
     """
-    return kernels.learning_pays(x, slots, rules.get(rule))
+    return kernels.learning_pays(x, keys, rules.get(rule), bias)
 
 
 def _default_scale(q: Tensor) -> float:

@@ -227,16 +227,17 @@ def _fastest(
     return "cpu"
 
 
-def learning_pays(x: Tensor, slots: int, rule: Rule) -> bool:
+def learning_pays(x: Tensor, keys: Tensor, rule: Rule, bias: Tensor | None = None) -> bool:
     """Return whether training a read of learned slots is faster through `run` with impl="cpu" than `read_learned` is.
 
     Args:
         x: the tokens, (..., width).
-        slots: number of learned slots.
+        keys: the learned keys, (slots, width).
         rule: the rule.
+        bias: (slots,), added to the scores.
     """
     formula = formula_of(rule)
-    return formula is not None and cpu.learning_pays(x, slots, formula)
+    return formula is not None and cpu.learning_pays(x, keys, formula, bias)
 
 
 def read_learned(

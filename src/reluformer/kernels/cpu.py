@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from reluformer.kernels import derivatives
+from reluformer.kernels import derivatives, products
 from reluformer.kernels.cpu_operators import MODES as MODES
 from reluformer.kernels.cpu_operators import levels, operate
 from reluformer.kernels.moments import level_bias, row_moments
@@ -39,6 +40,10 @@ LEARNED_ROWS = 256
 LEARNED_SCORES = 2**18
 """Training of learned slots goes through the kernel from so many rows and scores on: `python
 benchmarks/learned_slots.py` measures it anew."""
+WIDE_ROWS = 1024
+WIDE_ZEROS = 0.75
+PROBED = 32
+"""Where `products` has dense products at full width, it takes more rows, and this share of zeros in so many of them."""
 GATHERED_ROWS = 4
 GATHERED_ZEROS = 0.75
 GATHERED_VALUES = 2**18
@@ -181,18 +186,32 @@ def _mean_values(v: Tensor, visibility: Visibility, n: Tensor) -> Tensor:
     return sums / n.unsqueeze(-1)
 
 
-def learning_pays(x: Tensor, slots: int, formula: Formula) -> bool:
+def learning_pays(x: Tensor, keys: Tensor, formula: Formula, bias: Tensor | None = None) -> bool:
     """Return whether training a read of learned slots from tokens x (..., width) is expected to beat dense products.
 
-    The kernel computes no product of a weight that is zero, nor any of the gradients that belong to it.
+    The kernel computes no product of a weight that is zero, nor any of the gradients that belong to it. Where dense
+    products have the full width of the processor, a few rows say first whether most weights are zero.
     """
-    rows = x.numel() // max(x.size(-1), 1)
+    rows, slots = x.numel() // max(x.size(-1), 1), keys.size(0)
     if rows < LEARNED_ROWS or rows * slots < LEARNED_SCORES or formula.activation not in ("relu", "relu_squared"):
         return False
     if x.device.type != "cpu" or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
         return False
-    plain = formula.level is None and formula.delta is None and formula.log_factor is None
-    return plain and unavailable() is None and derivatives.unsupported() is None and derivatives.eager(x)
+    if formula.level is not None or formula.delta is not None or unavailable() is not None:
+        return False
+    if derivatives.unsupported() is not None or not derivatives.eager(x):
+        return False
+    if not products.wide(x, keys):
+        return True
+    return rows >= WIDE_ROWS and _zeros_of_few(x, keys, bias) >= WIDE_ZEROS
+
+
+def _zeros_of_few(x: Tensor, keys: Tensor, bias: Tensor | None) -> float:
+    """Return the share of scores that are not positive, in a few rows spread over x."""
+    few = x.detach().reshape(-1, x.size(-1))
+    few = few[:: max(1, few.size(0) // PROBED)][:PROBED]
+    scores = F.linear(few, keys.detach(), None if bias is None else bias.detach())
+    return 1 - int(torch.count_nonzero(scores > 0)) / max(1, scores.numel())
 
 
 def gathering_pays(weights: Tensor, width: int) -> bool:

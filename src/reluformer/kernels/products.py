@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from reluformer.kernels import derivatives
 
-__all__ = ["LEAST", "Linear", "add_times", "available", "linear", "times"]
+__all__ = ["LEAST", "Linear", "add_times", "available", "linear", "times", "wide"]
 
 LEAST = 2**21
 """Multiplications from which on a call of oneDNN, which takes ten microseconds, is worth it."""
@@ -65,7 +65,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         >>> linear(torch.ones(1, 2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
         tensor([[3., 7.]])
     """
-    if not _wide(x, weight) or x.numel() * weight.size(0) < LEAST:
+    if not wide(x, weight) or x.numel() * weight.size(0) < LEAST:
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
         return cast(Tensor, _Linear.apply(x, weight, bias))  # type: ignore[no-untyped-call]
@@ -87,7 +87,7 @@ def times(a: Tensor, b: Tensor) -> Tensor:
         tensor([[1., 2.],
                 [3., 4.]])
     """
-    if not _wide(a, b) or a.size(0) * a.size(1) * b.size(1) < LEAST:
+    if not wide(a, b) or a.size(0) * a.size(1) * b.size(1) < LEAST:
         return a @ b
     a, b = a.detach(), b.detach()
     # oneDNN reorders a transposed left side at every call and a right side for nothing: the large one goes to the right
@@ -111,14 +111,21 @@ def add_times(total: Tensor, a: Tensor, b: Tensor) -> None:
         tensor([[2., 1.],
                 [1., 2.]])
     """
-    if total.dtype == a.dtype and (not _wide(a, b) or a.size(0) * a.size(1) * b.size(1) < LEAST):
+    if total.dtype == a.dtype and (not wide(a, b) or a.size(0) * a.size(1) * b.size(1) < LEAST):
         total.addmm_(a, b)
     else:
         total += times(a, b)
 
 
-def _wide(a: Tensor, b: Tensor) -> bool:
-    """Return whether oneDNN may take a product: of plain float32 tensors on the CPU that nobody transforms."""
+def wide(a: Tensor, b: Tensor) -> bool:
+    """Return whether oneDNN may take a product: of plain float32 tensors on the CPU that nobody transforms.
+
+    Example:
+        >>> wide(torch.ones(2, 2), torch.ones(2, 2)) == available()
+        True
+        >>> wide(torch.ones(2, 2).double(), torch.ones(2, 2))
+        False
+    """
     return (
         a.dtype is torch.float32
         and b.dtype is torch.float32

@@ -95,7 +95,7 @@ class FeedForward(nn.Module):
                 return False
         if not self.keys.weight.dtype == self.values.weight.dtype == x.dtype:
             return False
-        return memory.learning_pays(x, self.slots, self.rule)
+        return memory.learning_pays(x, self.keys.weight, self.rule, self.keys.bias)
 
     def _sparse_read(self, x: Tensor) -> Tensor:
         """Read x (..., D) as one long sequence of a single head."""
