@@ -108,13 +108,13 @@ def agree(slots: int, key_mask: Tensor | None, device: torch.device, group: dist
 
 
 def gather_rows(own: Tensor, shards: Shards) -> Tensor:
-    """Return all rows (B, H, T, d) from each process's own rows, for queries that are sharded like the slots."""
+    """Returns all rows (B, H, T, d) from each process's own rows, for queries that are sharded like the slots."""
     before, after = shards.first, shards.total - shards.own.stop
     return summed(F.pad(own, (0, 0, before, after)), shards.group)
 
 
 def own_rows(read: Tensor, shards: Shards) -> Tensor:
-    """Return the own rows of what `sharded_read` returned; losses may then differ between processes and add up."""
+    """Returns the own rows of what `sharded_read` returned; losses may then differ between processes and add up."""
     return replicated(read, shards.group)[:, :, shards.own]
 
 
@@ -186,7 +186,7 @@ def sharded_read(
 
 
 def _summable(rule: Rule) -> Formula | None:
-    """Return the formula of `rule` if its terms can be summed.
+    """Returns the formula of `rule` if its terms can be summed.
 
     Activation exp and the cap of a level need the row's best score. Scores times log n are left to the reference.
     """
@@ -213,7 +213,7 @@ Piece = tuple[slice, Visibility]
 
 
 def _pieces(visibility: Visibility, shards: Shards) -> list[Piece]:
-    """Return the rows that may see own slots, in order; the rows before them see none.
+    """Returns the rows that may see own slots, in order; the rows before them see none.
 
     In a causal read the rows before the shard see nothing of it and those after it everything;
     between them lies a causal read of the shard alone. So no mask of rows and slots is needed.
@@ -232,7 +232,7 @@ def _pieces(visibility: Visibility, shards: Shards) -> list[Piece]:
 
 
 def _blind(pieces: list[Piece], width: int, q: Tensor, *others: Tensor | None) -> Tensor:
-    """Return zeros (B, H, rows, width) for the rows before the pieces."""
+    """Returns zeros (B, H, rows, width) for the rows before the pieces."""
     rows = pieces[0][0].start if pieces else q.size(2)
     zeros = q.new_zeros((*q.shape[:2], rows, width), dtype=exact(q))
     if pieces:
@@ -242,7 +242,7 @@ def _blind(pieces: list[Piece], width: int, q: Tensor, *others: Tensor | None) -
 
 
 def _levels(q: Tensor, k: Tensor, level: Level, pieces: list[Piece], n: Tensor, scale: float, shards: Shards) -> Tensor:
-    """Return the level of every row over the slots of all processes; it broadcasts to (B, H, Tq, 1).
+    """Returns the level of every row over the slots of all processes; it broadcasts to (B, H, Tq, 1).
 
     It comes from the number of own slots, their mean and their variance: the squares about the mean of all are those
     about the own mean and, for each own slot, the square of the distance of the two means.
@@ -262,7 +262,7 @@ def _levels(q: Tensor, k: Tensor, level: Level, pieces: list[Piece], n: Tensor, 
 
 
 def _over_all(own: Tensor, n: Tensor, shards: Shards) -> Tensor:
-    """Return the sum over the processes divided by n; own slots use it further, so gradients come from all."""
+    """Returns the sum over the processes divided by n; own slots use it further, so gradients come from all."""
     return replicated(summed(own, shards.group) / n.squeeze(-1), shards.group)
 
 
@@ -286,7 +286,7 @@ def _partial(
     bias: Tensor | None,
     scale: float,
 ) -> Tensor:
-    """Return what the own slots add to every row, at least in float32.
+    """Returns what the own slots add to every row, at least in float32.
 
     Where the formula divides, the sum of the terms follows as the last column.
     """
@@ -344,19 +344,19 @@ def _dense(
 
 
 def summed(x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """Return the sum over processes; its gradient is known to all of them."""
+    """Returns the sum over processes; its gradient is known to all of them."""
     total: Tensor = _Summed.apply(x, group)  # type: ignore[no-untyped-call]
     return total
 
 
 def replicated(x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """Return `x`, which is the same on all processes; its gradient is the sum of theirs."""
+    """Returns `x`, which is the same on all processes; its gradient is the sum of theirs."""
     same: Tensor = _Replicated.apply(x, group)  # type: ignore[no-untyped-call]
     return same
 
 
 def exact(x: Tensor) -> torch.dtype:
-    """Return the dtype in which sums are made: at least float32."""
+    """Returns the dtype in which sums are made: at least float32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 

@@ -22,7 +22,7 @@ COMMIT_FILE = "_commit.txt"
 
 
 def commit(package: Path = Path(__file__).parent) -> str | None:
-    """Return the commit of this code, or None if neither git nor the build tells it.
+    """Returns the commit of this code, or None if neither git nor the build tells it.
 
     Args:
         package: The folder of the package. It may lie in a checkout of something else, whose commit is not ours.
@@ -38,7 +38,7 @@ def commit(package: Path = Path(__file__).parent) -> str | None:
 
 
 def kernel() -> str:
-    """Return the vector instructions of the compiled kernel in use: avx512, avx2 or portable; none without it."""
+    """Returns the vector instructions of the compiled kernel in use: avx512, avx2 or portable; none without it."""
     from reluformer.kernels import cpu
     from reluformer.kernels.native.library import PATHS
 
@@ -46,13 +46,13 @@ def kernel() -> str:
 
 
 def version_line() -> str:
-    """Return what `reluformer --version` prints: version, commit (if known) and kernel."""
+    """Returns what `reluformer --version` prints: version, commit (if known) and kernel."""
     known = commit()
     return f"reluformer {__version__}{f' (commit {known})' if known else ''}, kernel: {kernel()}"
 
 
 def command_line(arguments: Sequence[str] | None = None) -> str:
-    """Return the command that runs now, as it could be typed again.
+    """Returns the command that runs now, as it could be typed again.
 
     Args:
         arguments: The program and its arguments. Default: those of this process.
@@ -67,7 +67,7 @@ def command_line(arguments: Sequence[str] | None = None) -> str:
 
 
 def processor() -> str:
-    """Return the name of the processor."""
+    """Returns the name of the processor."""
     with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
@@ -75,7 +75,7 @@ def processor() -> str:
 
 
 def circumstances() -> dict[str, Any]:
-    """Return what a reader must know to judge a number: commit, versions, processor, cores and threads.
+    """Returns what a reader must know to judge a number: commit, versions, processor, cores and threads.
 
     The result holds no name of the machine and no path.
     """
@@ -95,7 +95,7 @@ def circumstances() -> dict[str, Any]:
 
 
 def training_record() -> dict[str, Any]:
-    """Return what a run keeps about each of its starts: `circumstances`, system, GPU and command."""
+    """Returns what a run keeps about each of its starts: `circumstances`, system, GPU and command."""
     import torch
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None

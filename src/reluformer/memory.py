@@ -187,7 +187,7 @@ def weights(
     sink: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, RowStats]:
-    """Return the weights that `read` would use, as a dense tensor, and their statistics.
+    """Returns the weights that `read` would use, as a dense tensor, and their statistics.
 
     Args:
         q: queries, (B, H, Tq, d).
@@ -247,7 +247,7 @@ def skipped_share(
     gate: Gate,
     scale: float | None = None,
 ) -> float:
-    """Return the share of visible pairs that a causal read proves to have no weight before any score is computed.
+    """Returns the share of visible pairs that a causal read proves to have no weight before any score is computed.
 
     Under a forget gate the CPU kernel skips them; nothing is lost (`kernels/parts.py`). The share is 0 where rule or
     shapes allow no such proof.
@@ -306,7 +306,7 @@ def read_learned(
 
 
 def learning_pays(x: Tensor, keys: Tensor, rule: RuleSpec = "relu_plain", bias: Tensor | None = None) -> bool:
-    """Return whether training a read of learned slots is faster through `read` with impl="cpu" than `read_learned` is.
+    """Returns whether training a read of learned slots is faster through `read` with impl="cpu" than `read_learned` is.
 
     Args:
         x: the tokens, (..., width).
@@ -336,7 +336,7 @@ def _visibility(
     offsets: Tensor | None,
     bias: Bias | None,
 ) -> Visibility:
-    """Return what each query sees, or raise an error that names the argument and the fix."""
+    """Returns what each query sees, or raise an error that names the argument and the fix."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.ndim != 4:
             raise ArgumentError(
@@ -389,7 +389,7 @@ def _visibility(
 
 
 def _checked_window(window: Window, queries: int, slots: int) -> Window:
-    """Return the window as a pair, or raise an error that names what is wrong with it."""
+    """Returns the window as a pair, or raise an error that names what is wrong with it."""
     pair = tuple(window) if isinstance(window, tuple | list) else ()
     if len(pair) != 2 or not all(
         side is None or (isinstance(side, int) and not isinstance(side, bool)) for side in pair

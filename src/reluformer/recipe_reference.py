@@ -104,7 +104,7 @@ class RecipeSection(NamedTuple):
 
 
 def sections(task: str = _DEFAULT_TASK) -> list[RecipeSection]:
-    """Return the sections of a recipe of a task, from the outside in.
+    """Returns the sections of a recipe of a task, from the outside in.
 
     Example:
         >>> [key.name for key in sections()[0].keys]
@@ -121,7 +121,7 @@ def sections(task: str = _DEFAULT_TASK) -> list[RecipeSection]:
 
 
 def explain(path: str) -> str:
-    """Return the reference of a key or a section of any task as plain text; "" is every key.
+    """Returns the reference of a key or a section of any task as plain text; "" is every key.
 
     Raises:
         ConfigError: No recipe has such a key.
@@ -146,7 +146,7 @@ def explain(path: str) -> str:
 
 
 def markdown() -> str:
-    """Return docs/recipe.md."""
+    """Returns docs/recipe.md."""
     parts = [_INTRODUCTION]
     general = sections(_DEFAULT_TASK)
     for task in RECIPES:
@@ -156,7 +156,7 @@ def markdown() -> str:
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON schema of recipes: `task` selects the schema of one, in which a model has all of its keys."""
+    """Returns the JSON schema of recipes: `task` selects the schema of one, in which a model has all of its keys."""
     references, together = models_json_schema([(schema, "validation") for schema in RECIPES.values()])
     definitions = together["$defs"]
     every = [section.schema for task in RECIPES for section in sections(task)]
@@ -190,7 +190,7 @@ def _complete(definition: dict[str, Any], schema: type[ModelSection], keys: Mapp
 
 
 def _part(section: RecipeSection, general: Sequence[RecipeSection]) -> str:
-    """Return a section of the page; of what `general` has, only the keys that differ from it."""
+    """Returns a section of the page; of what `general` has, only the keys that differ from it."""
     title = ", ".join(f"`{path}`" for path in section.paths if path) or "Sections"
     like = next((one for one in general if issubclass(section.schema, one.schema)), None)
     keys, meaning = section.keys, section.meaning
@@ -245,13 +245,13 @@ def _keys(schema: type[BaseModel]) -> Iterator[RecipeKey]:
 
 
 def _task_key() -> RecipeKey:
-    """Return the key that every recipe has, and whose value decides its other keys."""
+    """Returns the key that every recipe has, and whose value decides its other keys."""
     meaning = "What is trained; a recipe without this key trains a translation model. The other keys depend on it."
     return RecipeKey("task", _type(Literal[tuple(RECIPES)]), f"`{_DEFAULT_TASK}`", meaning, "task: language")
 
 
 def _type(annotation: Any, metadata: Sequence[Any] = ()) -> str:
-    """Return a type in words, with its limits."""
+    """Returns a type in words, with its limits."""
     if any(isinstance(mark, OneOrSeveral) for mark in metadata):
         return "section or list of sections"
     limits = "".join(
@@ -293,7 +293,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _preset_default(schema: type[BaseModel], name: str) -> str | None:
-    """Return the default of a model's key that depends on size or architecture; None for all others."""
+    """Returns the default of a model's key that depends on size or architecture; None for all others."""
     if not issubclass(schema, ModelSection) or name not in schema.kind.model_fields:
         return None
     kind = schema.kind
@@ -327,7 +327,7 @@ def _yaml(value: Any) -> str:
 
 
 def _example(field: FieldInfo) -> Any:
-    """Return the example of a field: its own, or another value than the default if the type tells one."""
+    """Returns the example of a field: its own, or another value than the default if the type tells one."""
     if field.examples:
         return field.examples[0]
     default = None if field.is_required() else field.default
@@ -356,7 +356,7 @@ def _example_of(annotation: Any, default: Any) -> Any:
 
 
 def _text(docstring: str | None) -> str:
-    """Return a docstring without its doctests, on one line."""
+    """Returns a docstring without its doctests, on one line."""
     return " ".join((docstring or "").partition("Example:")[0].split())
 
 
@@ -365,7 +365,7 @@ def _cell(text: str) -> str:
 
 
 def _without_titles(schema: Any) -> Any:
-    """Return a schema without the titles that only repeat the names of keys."""
+    """Returns a schema without the titles that only repeat the names of keys."""
     if isinstance(schema, list):
         return [_without_titles(part) for part in schema]
     if not isinstance(schema, dict):

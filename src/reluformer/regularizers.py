@@ -58,12 +58,12 @@ class RegularizerSums(NamedTuple):
     """Live rows whose entropy exceeds the margin."""
 
     def loss(self, config: RegularizerConfig) -> Tensor:
-        """Return the weighted sum of both means; 0 without a live row."""
+        """Returns the weighted sum of both means; 0 without a live row."""
         return config.weighted(self.normalization, self.entropy) / self.live.clamp_min(1)
 
 
 def sums(stats: RowStats, row_mask: Tensor | None = None, margin: float = 0.7) -> RegularizerSums:
-    """Return the two terms of one read.
+    """Returns the two terms of one read.
 
     Args:
         stats: row statistics (B, H, T) of the read.
@@ -104,12 +104,12 @@ def sums(stats: RowStats, row_mask: Tensor | None = None, margin: float = 0.7) -
 def total(
     reads: Mapping[str, RowStats], row_masks: Mapping[str, Tensor | None], margin: float = 0.7
 ) -> RegularizerSums:
-    """Return the sums over all attention modules; row_masks are found by the first part of a read's name."""
+    """Returns the sums over all attention modules; row_masks are found by the first part of a read's name."""
     return add(sums(stats, row_masks.get(name.split(".")[0]), margin) for name, stats in reads.items())
 
 
 def add(parts: Iterable[RegularizerSums]) -> RegularizerSums:
-    """Return the sums of several reads together."""
+    """Returns the sums of several reads together."""
     columns = list(zip(*parts, strict=True))
     if not columns:
         raise ArgumentError("no read to regularise; call the model with stats=True")
@@ -117,7 +117,7 @@ def add(parts: Iterable[RegularizerSums]) -> RegularizerSums:
 
 
 def _floored_entropy(stats: RowStats, floored: Tensor) -> Tensor:
-    """Return log R' - (sum w log w) / R' with R' = max(R, floor); H itself above the floor."""
+    """Returns log R' - (sum w log w) / R' with R' = max(R, floor); H itself above the floor."""
     live_sum = torch.where(stats.dead, torch.ones_like(stats.row_sum), stats.row_sum)
     sum_w_log_w = stats.row_sum * (live_sum.log() - stats.entropy)
     below = stats.row_sum < FLOOR

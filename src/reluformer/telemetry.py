@@ -56,7 +56,7 @@ class ReadTelemetry:
     top_mass: list[float] | None
     """Share of the row's sum on the top 0.2 % of the slots; None below 500 slots."""
     dead_by_position: dict[str, float]
-    """Return the share of dead rows at positions 0, 1, 2-3, 4-7, ..."""
+    """Returns the share of dead rows at positions 0, 1, 2-3, 4-7, ..."""
     query_gradient: list[float] | None = None
     """Norm of the gradient of the weights that make the queries; None for an FFN, whose queries are not made, and where
     gradients were not looked at, as with the other two."""
@@ -163,7 +163,7 @@ class Telemetry:
         rows_mask: Tensor | None,
         generator: torch.Generator,
     ) -> dict[str, Any]:
-        """Return the weights of sampled rows against the slots of their own batch items."""
+        """Returns the weights of sampled rows against the slots of their own batch items."""
         batch, heads, queries, _ = q.shape
         keys, values, key_mask = slots.keys, slots.values, slots.mask
         items = torch.randperm(batch, generator=generator)[: max(1, self.rows // 16)].to(q.device)
@@ -227,7 +227,7 @@ def _without_grad(hook: Callable[..., None]) -> Callable[..., None]:
 
 
 def _gradient_norms(layer: Attention | FeedForward) -> tuple[list[float] | None, ...]:
-    """Return the norms of the gradients into queries, keys and values, head by head."""
+    """Returns the norms of the gradients into queries, keys and values, head by head."""
     if isinstance(layer, FeedForward):
         return None, _norms(layer.keys.weight, 1), _norms(layer.values.weight, 1)
     both = _norms(layer.key_value.weight, 2 * layer.key_heads)
@@ -243,7 +243,7 @@ def _norms(weight: Tensor, parts: int) -> list[float] | None:
 
 
 def _some(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Return at most 4 items of (B, T, D), their real rows only: (rows, D)."""
+    """Returns at most 4 items of (B, T, D), their real rows only: (rows, D)."""
     x = x[:4].detach()
     return x.reshape(-1, x.size(-1)) if mask is None else x[mask[:4]]
 
@@ -253,12 +253,12 @@ def _variance(x: Tensor) -> float:
 
 
 def _log_spaced(length: int) -> Tensor:
-    """Return the positions 0, 1, 2, 4, 8, ... below `length`."""
+    """Returns the positions 0, 1, 2, 4, 8, ... below `length`."""
     return torch.tensor([p for p in (0, *(2**i for i in range(31))) if p < length], dtype=torch.long)
 
 
 def _per_head(x: Tensor, rows: Tensor) -> list[float]:
-    """Return the mean over the chosen rows of x (B, H, T) for each head; nan where none is chosen."""
+    """Returns the mean over the chosen rows of x (B, H, T) for each head; nan where none is chosen."""
     rows = rows.expand(x.shape)
     count = rows.sum((0, 2))
     total = torch.where(rows, x.float(), 0.0).sum((0, 2))
@@ -266,7 +266,7 @@ def _per_head(x: Tensor, rows: Tensor) -> list[float]:
 
 
 def read_summary(weights: Tensor, stats: RowStats, real: Tensor, rule: str) -> dict[str, Any]:
-    """Return means over the real rows (B, T) of weights (B, H, T, Tk), head by head."""
+    """Returns means over the real rows (B, T) of weights (B, H, T, Tk), head by head."""
     rows = real[:, None, :]
     live = rows & ~stats.dead
     margin = stats.entropy > 0.7 * stats.n_visible.clamp_min(1).log()
@@ -290,7 +290,7 @@ def read_summary(weights: Tensor, stats: RowStats, real: Tensor, rule: str) -> d
 
 
 def _dead_by_position(dead: Tensor, real: Tensor, positions: Tensor) -> dict[str, float]:
-    """Return the share of dead rows by position, in buckets that double."""
+    """Returns the share of dead rows by position, in buckets that double."""
     shares = {}
     low, high = 0, 1
     while low <= int(positions.max() if len(positions) else -1):
@@ -303,7 +303,7 @@ def _dead_by_position(dead: Tensor, real: Tensor, positions: Tensor) -> dict[str
 
 
 def anisotropy(values: Tensor, mask: Tensor | None) -> list[float]:
-    """Return the mean cosine of two different values of one item, (B, H, n, d) -> one number a head."""
+    """Returns the mean cosine of two different values of one item, (B, H, n, d) -> one number a head."""
     unit = nn.functional.normalize(values, dim=-1)
     n = torch.full((values.size(0), 1), values.size(2), device=values.device)
     if mask is not None:

@@ -38,7 +38,7 @@ def bounds(
     visible: Tensor | None = None,
     elementwise: bool = False,
 ) -> ReadBounds:
-    """Return the range of a read whose scores lie in intervals.
+    """Returns the range of a read whose scores lie in intervals.
 
     It is exact for softmax and its relatives (`softmax_ln`, `scalable_softmax`, `softmax1`), for `relu_norm`, and for
     pointwise rules with known turning points. It is sound and not exact for the rules of centred scores (`relu_exp`,
@@ -111,7 +111,7 @@ def bounds(
 
 
 def _check(low: Tensor, high: Tensor, least: Tensor, largest: Tensor, visible: Tensor | None) -> Tensor:
-    """Return the visibility in the shape of the scores, or raise an error that names the argument."""
+    """Returns the visibility in the shape of the scores, or raise an error that names the argument."""
     for name, tensor, axes in (("low", low, "(..., Tq, Tk)"), ("high", high, "(..., Tq, Tk)")):
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.ndim < 2:
             raise ArgumentError(f"bounds: {name} must be a floating-point tensor {axes}, got {_shown(tensor)}")
@@ -156,7 +156,7 @@ def _check(low: Tensor, high: Tensor, least: Tensor, largest: Tensor, visible: T
 
 
 def _batch(low: Tensor, least: Tensor) -> torch.Size:
-    """Return the leading dimensions of scores and values, broadcast."""
+    """Returns the leading dimensions of scores and values, broadcast."""
     return torch.Size(torch.broadcast_shapes(low.shape[:-2], least.shape[:-2]))  # type: ignore[no-untyped-call]
 
 
@@ -182,7 +182,7 @@ def _check_order(name: str, other: str, low: Tensor, high: Tensor) -> None:
 
 
 def _flat(x: Tensor, batch: torch.Size) -> Tensor:
-    """Return x (..., a, b) with its leading dimensions broadcast and joined, (B, a, b)."""
+    """Returns x (..., a, b) with its leading dimensions broadcast and joined, (B, a, b)."""
     return x.expand(*batch, *x.shape[-2:]).reshape(-1, *x.shape[-2:])
 
 
@@ -198,7 +198,7 @@ def _chunks(seen: Tensor, width: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _joined(parts: list[Tensor], shape: torch.Size, width: int) -> Tensor:
-    """Return chunks (b, r, dv) as one tensor (B, Tq, dv)."""
+    """Returns chunks (b, r, dv) as one tensor (B, Tq, dv)."""
     rows, found, line = shape[1], [], []
     for part in parts:
         line.append(part)
@@ -209,7 +209,7 @@ def _joined(parts: list[Tensor], shape: torch.Size, width: int) -> Tensor:
 
 
 def _outward(x: Tensor, dtype: torch.dtype, sign: int) -> Tensor:
-    """Return float64 numbers in a shorter type, rounded away from the range.
+    """Returns float64 numbers in a shorter type, rounded away from the range.
 
     Beyond the largest number of that type the outer end is infinite, and the inner one is that number.
     """
@@ -230,7 +230,7 @@ def _bounds_of_rows(
     seen: Tensor,
     elementwise: bool,
 ) -> tuple[Tensor, Tensor, bool]:
-    """Return both ends (B, Tq, dv) for scores (B, Tq, Tk) and values (B, Tk, dv), all float64.
+    """Returns both ends (B, Tq, dv) for scores (B, Tq, Tk) and values (B, Tk, dv), all float64.
 
     Also return whether no end was moved outward because sums vanished.
     """
@@ -252,7 +252,7 @@ def _bounds_of_rows(
 
 
 def _separable(weights: WeightIntervals, least: Tensor, largest: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the range of sum_j w_j c_j where each weight and each value has an interval of its own."""
+    """Returns the range of sum_j w_j c_j where each weight and each value has an interval of its own."""
     if bool(((weights.least < 0) & (weights.largest > 0)).any() and ((least < 0) & (largest > 0)).any()):
         corners = [w[..., None] * c[:, None] for w in (weights.least, weights.largest) for c in (least, largest)]
         lower, upper = corners[0], corners[0]
@@ -276,7 +276,7 @@ def _separable(weights: WeightIntervals, least: Tensor, largest: Tensor, slack: 
 def _with_rest(
     weights: WeightIntervals, least: Tensor, largest: Tensor, seen: Tensor, n: Tensor
 ) -> tuple[WeightIntervals, Tensor, Tensor]:
-    """Return the weights and values with one more slot, which has the weight of the rest and the mean value."""
+    """Returns the weights and values with one more slot, which has the weight of the rest and the mean value."""
     assert weights.rest is not None
     alive = seen.any(-1, keepdim=True)
     ends = [
@@ -289,7 +289,7 @@ def _with_rest(
 
 
 def _each_alone(weights: WeightIntervals, n: Tensor) -> WeightIntervals:
-    """Return the interval of phi_j / (delta + sum phi) for each slot, whatever the other weights do meanwhile."""
+    """Returns the interval of phi_j / (delta + sum phi) for each slot, whatever the other weights do meanwhile."""
     least, largest, delta = weights.least, weights.largest, weights.delta
     assert delta is not None
     off = 8 * (n + 1000) * EPSILON
@@ -306,7 +306,7 @@ def _each_alone(weights: WeightIntervals, n: Tensor) -> WeightIntervals:
 
 
 def _least_ratio(weights: WeightIntervals, c: Tensor, slack: Tensor, formula: Formula) -> tuple[Tensor, bool]:
-    """Return the least sum phi c / (delta + sum phi) over the box of phi, (B, Tq, dv), for values c (B, Tk, dv).
+    """Returns the least sum phi c / (delta + sum phi) over the box of phi, (B, Tq, dv), for values c (B, Tk, dv).
 
     Where a sum vanished, the least value takes the place of its ratio. Also return whether that changed nothing.
     """

@@ -17,7 +17,7 @@ EPSILON = torch.finfo(torch.float64).eps
 
 
 def known_formula(rule: Rule) -> Formula:
-    """Return the formula of a rule, or raise an error that says why its read has no known range."""
+    """Returns the formula of a rule, or raise an error that says why its read has no known range."""
     formula = rules.formula_of(rule)
     name = rule.name or type(rule).__name__
     if formula is None:
@@ -42,14 +42,14 @@ def known_formula(rule: Rule) -> Formula:
 
 
 def _core(rule: Rule) -> Rule:
-    """Return the pointwise rule inside of `rule`, or the rule itself."""
+    """Returns the pointwise rule inside of `rule`, or the rule itself."""
     if isinstance(rule, RowCentered):
         rule = rule.core
     return rule.inner if isinstance(rule, RowNormalized) else rule
 
 
 def turning_points(rule: Rule) -> tuple[float, ...] | None:
-    """Return the scores where the weights of a pointwise rule turn, or None if its class does not say.
+    """Returns the scores where the weights of a pointwise rule turn, or None if its class does not say.
 
     A class that overrides `activate`, or `formula` where the weights are made of it alone, has to state `turning`
     itself; that of its parent may be wrong for it. Where there is a level, they are scores less their level.
@@ -79,14 +79,14 @@ class WeightIntervals:
 
 
 def level_moves(level: Level | None) -> bool:
-    """Return whether the level of a row depends on its scores."""
+    """Returns whether the level of a row depends on its scores."""
     return level is not None and (level.centred or level.cap is not None)
 
 
 def weight_intervals(
     rule: Rule, formula: Formula, low: Tensor, high: Tensor, n: Tensor, seen: Tensor
 ) -> WeightIntervals:
-    """Return the intervals of phi for scores in intervals."""
+    """Returns the intervals of phi for scores in intervals."""
     if formula.log_factor is not None:
         scale = formula.log_factor * torch.log(n)
         least, largest = (low, high) if formula.log_factor > 0 else (high, low)
@@ -127,7 +127,7 @@ def weight_intervals(
 
 
 def _exponentials(formula: Formula, low: Tensor, high: Tensor, n: Tensor, seen: Tensor) -> WeightIntervals:
-    """Return the intervals of e^s, all of a row divided by the same number so that none overflows."""
+    """Returns the intervals of e^s, all of a row divided by the same number so that none overflows."""
     if formula.delta is None:
         ends = [visible_only(torch.exp(x) * formula.row_factor(n), seen) for x in (low, high)]
         if not bool(torch.isfinite(ends[1]).all()):
@@ -142,7 +142,7 @@ def _exponentials(formula: Formula, low: Tensor, high: Tensor, n: Tensor, seen: 
 
 
 def _rounding(rule: Rule, low: Tensor, high: Tensor, n: Tensor) -> Tensor:
-    """Return how far rounding may move a weight that is a function of PyTorch.
+    """Returns how far rounding may move a weight that is a function of PyTorch.
 
     Such a function may lose all digits of a small result, as s (1 + erf(s / sqrt 2)) / 2 does far below 0. So the error
     is as large as that of the score itself.
@@ -154,14 +154,14 @@ def _rounding(rule: Rule, low: Tensor, high: Tensor, n: Tensor) -> Tensor:
 
 
 def _widened(x: Tensor, size: Tensor, sign: int) -> Tensor:
-    """Return x moved outward by what rounding of numbers of this size may have done to it."""
+    """Returns x moved outward by what rounding of numbers of this size may have done to it."""
     return x + sign * 8 * EPSILON * size.detach().abs()
 
 
 def _above_level(
     formula: Formula, low: Tensor, high: Tensor, n: Tensor, seen: Tensor
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
-    """Return intervals for scores less the centred level of their row, and for the rest."""
+    """Returns intervals for scores less the centred level of their row, and for the rest."""
     level = formula.level
     assert level is not None
     sums = [x.sum(-1, keepdim=True) for x in (low, high)]
@@ -196,7 +196,7 @@ def _above_level(
 def _capped(
     cap: float, x_low: Tensor, x_high: Tensor, low: Tensor, high: Tensor, seen: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return intervals for max(score - level, score - best + cap)."""
+    """Returns intervals for max(score - level, score - best + cap)."""
     below_low, below_high = (
         torch.clamp(end - _best_of_others(other, seen), max=0) + cap for end, other in ((low, high), (high, low))
     )
@@ -205,7 +205,7 @@ def _capped(
 
 
 def _best_of_others(x: Tensor, seen: Tensor) -> Tensor:
-    """Return for each slot the largest visible number among the other slots of its row, of the shape of x."""
+    """Returns for each slot the largest visible number among the other slots of its row, of the shape of x."""
     lowest = torch.finfo(x.dtype).min / 4
     hidden_last = x.masked_fill(~seen, lowest)
     if x.size(-1) < 2:

@@ -75,7 +75,7 @@ def certify(
 
 
 def _size(given: str) -> float:
-    """Return a size such as 1/255 as a number."""
+    """Returns a size such as 1/255 as a number."""
     try:
         size = float(Fraction(given.strip()))
     except (ValueError, ZeroDivisionError):

@@ -190,7 +190,7 @@ def _get_images(chosen: ImageSet, to: Path, mirror: str | None, progress: Downlo
 
 
 def _dataset_as_json(dataset: Dataset) -> dict[str, Any]:
-    """Return what the catalogue holds about a corpus as plain data."""
+    """Returns what the catalogue holds about a corpus as plain data."""
     files = [
         {
             "url": file.url,
@@ -212,7 +212,7 @@ def _dataset_as_json(dataset: Dataset) -> dict[str, Any]:
 
 
 def _image_set_as_json(images: ImageSet) -> dict[str, Any]:
-    """Return what the catalogue holds about a set of images as plain data."""
+    """Returns what the catalogue holds about a set of images as plain data."""
     return {
         "name": images.name,
         "title": images.title,

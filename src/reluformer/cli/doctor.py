@@ -79,7 +79,7 @@ def _print_findings(findings: dict[str, Any], as_json: bool) -> None:
 
 
 def inspect_machine() -> dict[str, Any]:
-    """Return the versions, the hardware and the implementations, which decide what works and how fast."""
+    """Returns the versions, the hardware and the implementations, which decide what works and how fast."""
     import torch
 
     from reluformer import kernels, rules

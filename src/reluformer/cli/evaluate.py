@@ -173,7 +173,7 @@ def _discourse_table(systems: list[EvaluatedRun]) -> Table:
 
 
 def _tallies(discourse: DiscourseScores) -> dict[str, dict[str, Any]]:
-    """Return counts and accuracies by the label that the table shows."""
+    """Returns counts and accuracies by the label that the table shows."""
     by_distance = {f"  antecedent {distance} back": tally for distance, tally in discourse.pronoun_by_distance.items()}
     tallies = {"pronouns": discourse.pronoun, **by_distance, "terms": discourse.term}
     return {label: tally.to_dict() for label, tally in tallies.items()}
@@ -249,7 +249,7 @@ def _show_and_write(
 
 
 def _prepared(run: Path) -> Path:
-    """Return the directory of the prepared corpus, which is that of the run unless it was trained elsewhere."""
+    """Returns the directory of the prepared corpus, which is that of the run unless it was trained elsewhere."""
     path = run / "data"
     if not path.is_dir():
         raise StorageError(f"{run}: has no prepared corpus in {path}; copy it there, or train the run again")

@@ -199,7 +199,7 @@ def serve(
 
 
 def _key(file: Path | None) -> str | None:
-    """Return the clients' key from a file or the environment. It is never printed."""
+    """Returns the clients' key from a file or the environment. It is never printed."""
     if file is None:
         key = os.environ.get(KEY_VARIABLE)
         if key is not None and not key.strip():

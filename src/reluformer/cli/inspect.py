@@ -137,12 +137,12 @@ class History:
     """A sentence for each damaged line of the log, which is left out."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
+        """Returns plain data for JSON."""
         return asdict(self)
 
 
 def read_history(run: Path) -> History:
-    """Return the history of the run in a directory, finished or not. No model is loaded."""
+    """Returns the history of the run in a directory, finished or not. No model is loaded."""
     from reluformer.loading import recipe_class
 
     directory = open_run(run)

@@ -23,7 +23,7 @@ def _load_plugins(paths: list[Path]) -> list[Path]:
 
 
 def decoding_changes(settings: list[str], **options: int | float | str | None) -> dict[str, int | float | str]:
-    """Return the changes to `DecodingConfig` that `--set key=value` and the other options ask for."""
+    """Returns the changes to `DecodingConfig` that `--set key=value` and the other options ask for."""
     changes: dict[str, int | float | str] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -34,14 +34,14 @@ def decoding_changes(settings: list[str], **options: int | float | str | None) -
 
 
 def find_run(directory: Path) -> Path:
-    """Return the run that the directory is or holds."""
+    """Returns the run that the directory is or holds."""
     from reluformer.training import run  # only verbs that need a run import it, so that `--help` is quick
 
     return run.find_run(directory)
 
 
 def open_run(directory: Path) -> RunDirectory:
-    """Return the owner of the files of a run."""
+    """Returns the owner of the files of a run."""
     from reluformer.training.run import RunDirectory
 
     return RunDirectory(directory)
@@ -62,7 +62,7 @@ def check_inspectable(run: Path) -> None:
 
 
 def task_of(run: Path) -> str:
-    """Return the task of a run by its recipe: translation, language or images."""
+    """Returns the task of a run by its recipe: translation, language or images."""
     return str(open_run(run).recipe_values().get("task", "translation"))
 
 
@@ -84,7 +84,7 @@ def write_scores(place: Path, content: dict[str, Any], required: bool) -> None:
 
 
 def languages(run: Path) -> tuple[str, str]:
-    """Return the source and target language of a run or an export; English and German if it does not tell."""
+    """Returns the source and target language of a run or an export; English and German if it does not tell."""
     if open_run(run).is_onnx:
         from reluformer.integrations.onnx.runtime import read_manifest
 
@@ -95,7 +95,7 @@ def languages(run: Path) -> tuple[str, str]:
 
 
 def default_run(config: Path) -> Path:
-    """Return the run directory of a recipe, which is named like the recipe."""
+    """Returns the run directory of a recipe, which is named like the recipe."""
     return Path("runs") / config.stem
 
 
@@ -142,12 +142,12 @@ EXTRAS: dict[str, tuple[str, ...]] = {
 
 
 def missing_modules(extra: str) -> list[str]:
-    """Return the modules of an extra that are not installed."""
+    """Returns the modules of an extra that are not installed."""
     return [module for module in EXTRAS[extra] if find_spec(module) is None]
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs an extra.
+    """Returns the command that installs an extra.
 
     Example:
         >>> install_command("plots")

@@ -108,7 +108,7 @@ def _distilling(phase: str, step: int, loss: float, settings: Distillation | Non
 
 
 def _is_pretrained(source: Path) -> bool:
-    """Return whether a folder holds a model of transformers other than an export of ours."""
+    """Returns whether a folder holds a model of transformers other than an export of ours."""
     from reluformer import files
 
     try:

@@ -116,7 +116,7 @@ def study(
 
 
 def _axes(only: list[str]) -> dict[str, list[str]]:
-    """Return the values of each axis in AXIS=VALUE,VALUE."""
+    """Returns the values of each axis in AXIS=VALUE,VALUE."""
     found: dict[str, list[str]] = {}
     for given in only:
         axis, separator, values = given.partition("=")
@@ -237,7 +237,7 @@ class StudyDisplay:
         """For each run, when it was first seen here and the share that was done by then."""
 
     def table(self, outlook: Outlook) -> Group:
-        """Return a table of the active runs, for a terminal."""
+        """Returns a table of the active runs, for a terminal."""
         table = Table(title="The study", title_justify="left", min_width=min(90, self._console.width))
         for column in ("run", "done", "", "for"):
             table.add_column(column, justify="right" if column in ("done", "for") else "left")
@@ -268,7 +268,7 @@ class StudyDisplay:
             self._console.print(self.line(outlook), highlight=False, markup=False, soft_wrap=True)
 
     def line(self, outlook: Outlook) -> str:
-        """Return how far the active runs are, how many are done, and the time left, on one line."""
+        """Returns how far the active runs are, how many are done, and the time left, on one line."""
         running = [
             f"{self._plan.titles[address]} {self._folder.progress(address).get('share', 0):.0%}"
             for address, state in outlook.states.items()
@@ -305,7 +305,7 @@ class StudyDisplay:
 
 
 def _pace_class(plan: Plan, address: str) -> str:
-    """Return a key that is equal for runs that take about the same time."""
+    """Returns a key that is equal for runs that take about the same time."""
     content = plan.runs[address].content
     training = content.get("training", {})
     return json.dumps([content["kind"], content.get("dataset"), training.get("updates"), training.get("slots")])

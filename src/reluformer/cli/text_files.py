@@ -56,7 +56,7 @@ class FormatChoice:
     languages: tuple[str, str] = ("en", "de")
 
     def format_of(self, source: Path | None) -> TextFormat:
-        """Return the format of a file, or of standard input if the source is None."""
+        """Returns the format of a file, or of standard input if the source is None."""
         from reluformer.translation import formats, splitters
 
         language, target = self.languages
@@ -91,7 +91,7 @@ def _refuse_not_text(path: Path) -> None:
 
 
 def read_stdin() -> str:
-    """Return all of standard input. At a terminal, tell the user how to end it."""
+    """Returns all of standard input. At a terminal, tell the user how to end it."""
     from reluformer.translation.formats import decode_text
     from reluformer.translation.formats.plain import read_limited
 

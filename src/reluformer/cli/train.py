@@ -90,7 +90,7 @@ def _summary(result: TrainingResult, recipe: AnyRecipe) -> str:
 
 
 def _next_command(directory: str, recipe: AnyRecipe) -> str:
-    """Return the command that makes sense after a training: an evaluation, if there is something to evaluate on."""
+    """Returns the command that makes sense after a training: an evaluation, if there is something to evaluate on."""
     from reluformer.images.recipe import ImageRecipe
     from reluformer.language.recipe import LanguageRecipe
 
@@ -182,7 +182,7 @@ def _training_display(console: Console, recipe: Recipe) -> Iterator[Callable[[di
 
 
 def _training_line(runs: dict[str, RunDirectory], recipe: Recipe) -> str:
-    """Return the last logged update of each training and the time left on one line."""
+    """Returns the last logged update of each training and the time left on one line."""
     states = {name: _state(run, recipe) for name, run in runs.items()}
     return ", ".join(f"{name} {state.step:,}/{recipe.training.updates:,}{state.left}" for name, state in states.items())
 

@@ -53,7 +53,7 @@ VARIANTS = {"pointwise_seqlen": ("relu2", "gelu", "softplus", "identity", "relu6
 
 
 def expanded(names: Sequence[str]) -> list[str | Rule]:
-    """Return rules by name, each followed by its variants.
+    """Returns rules by name, each followed by its variants.
 
     Example:
         >>> [label(rule) for rule in expanded(["relu", "pointwise_seqlen"])][:3]
@@ -66,7 +66,7 @@ def expanded(names: Sequence[str]) -> list[str | Rule]:
 
 
 def label(rule: str | Rule) -> str:
-    """Return the name of a rule, with the activation of a variant."""
+    """Returns the name of a rule, with the activation of a variant."""
     return rule if isinstance(rule, str) else f"{rule.name}_{getattr(rule, 'h', '')}"
 
 
@@ -118,7 +118,7 @@ class Case:
         return f"{label(self.rule)}-{self.pattern}-{self.padding}-{str(self.dtype)[6:]}-B{b}-H{h}-Q{q}-K{k}-D{d}"
 
     def tensors(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the differentiable inputs, rounded to the dtype of the case, and the options of `read`."""
+        """Returns the differentiable inputs, rounded to the dtype of the case, and the options of `read`."""
         # Among the 270,000 scores of a long case some lie so near to zero that float32 cannot tell their logarithm;
         # with this seed the nearest is 2e-5. Large sums of gates round the scores; with the seed of a steep gate the
         # nearest to zero is 20 times further away than that.
@@ -153,7 +153,7 @@ class Case:
 
 
 def grid(rules: Sequence[str] | None = None) -> list[Case]:
-    """Return all cases of some or all rules; of the larger patterns only what small ones do not cover."""
+    """Returns all cases of some or all rules; of the larger patterns only what small ones do not cover."""
     cases = [Case(*choice) for choice in product(expanded(rules or rf.rules.names()), PATTERNS, PADDINGS, DTYPES)]
     return [case for case in cases if _worthwhile(case)]
 
@@ -169,7 +169,7 @@ def _worthwhile(case: Case) -> bool:
 
 
 def distinct(rules: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of rules without blanks and without repetition."""
+    """Returns the names of rules without blanks and without repetition."""
     return tuple(dict.fromkeys(rule.strip() for rule in rules if rule.strip()))
 
 
@@ -187,7 +187,7 @@ def check_rules(impl: str, rules: Sequence[str]) -> None:
 def parameters(
     impl: str, item: str, rules: Sequence[str] | None = None, stats: bool = False, mask: bool = False
 ) -> list[Any]:
-    """Return the pairs (impl, case) or (impl, rule) that `impl` can read, as parameters of a test.
+    """Returns the pairs (impl, case) or (impl, rule) that `impl` can read, as parameters of a test.
 
     What a function of another package can read is found out by calling it: the `read` fixture skips what it refuses.
     For a built-in implementation that this machine cannot run there is one parameter, skipped with the reason.
@@ -210,12 +210,12 @@ def parameters(
 
 
 def _has_statistics(case: Case) -> bool:
-    """Return whether float32 can tell the statistics: logarithms of row sums that cancel have no digits."""
+    """Returns whether float32 can tell the statistics: logarithms of row sums that cancel have no digits."""
     return case.dtype is torch.float32 and not rf.rules.get(case.rule).signed
 
 
 def _refusal(impl: str, item: Case | Rule | str, stats: bool, mask: bool) -> str | None:
-    """Return why a built-in implementation cannot read a case or rule, or None if it can."""
+    """Returns why a built-in implementation cannot read a case or rule, or None if it can."""
     if ":" in impl:
         return None
     case = item if isinstance(item, Case) else Case(item, "self", "full", torch.float32)
@@ -229,7 +229,7 @@ def _refusal(impl: str, item: Case | Rule | str, stats: bool, mask: bool) -> str
 
 
 def implementation(name: str) -> Read:
-    """Return `read` with a built-in implementation, or a function of a package or of the current folder."""
+    """Returns `read` with a built-in implementation, or a function of a package or of the current folder."""
     if ":" not in name:
         if name not in kernels.IMPLEMENTATIONS:
             raise ArgumentError(f"--impl {name}: {nearest(name, kernels.IMPLEMENTATIONS)}, or PACKAGE:FUNCTION")
@@ -251,7 +251,7 @@ def implementation(name: str) -> Read:
 
 
 def run(read: Read, inputs: dict[str, Tensor], options: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the read, and the gradient of a fixed random functional of it for each input."""
+    """Returns the read, and the gradient of a fixed random functional of it for each input."""
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in inputs.items()}
     out = read(*_given(leaves), **_named(leaves), **options)
     probe = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(out.dtype)
@@ -260,7 +260,7 @@ def run(read: Read, inputs: dict[str, Tensor], options: dict[str, Any]) -> tuple
 
 
 def run_stats(read: Read, inputs: dict[str, Tensor], options: dict[str, Any]) -> tuple[RowStats, dict[str, Tensor]]:
-    """Return the row statistics, and the gradient of row sums and entropies."""
+    """Returns the row statistics, and the gradient of row sums and entropies."""
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in inputs.items()}
     _, stats = read(*_given(leaves), **_named(leaves), return_stats=True, **options)
     probe = torch.linspace(0.5, 1.5, stats.row_sum.numel(), dtype=stats.row_sum.dtype).view_as(stats.row_sum)
@@ -281,12 +281,12 @@ def _named(inputs: dict[str, Tensor]) -> dict[str, Tensor | None]:
 
 
 def in_float64(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the inputs in float64."""
+    """Returns the inputs in float64."""
     return {name: tensor.double() for name, tensor in inputs.items()}
 
 
 def error(got: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
-    """Return the relative error as the module's docstring defines it; nan if anything is not finite."""
+    """Returns the relative error as the module's docstring defines it; nan if anything is not finite."""
     difference = got.double() - expected
     if dtype is torch.bfloat16:
         return float(difference.norm() / expected.norm().clamp_min(1.0))

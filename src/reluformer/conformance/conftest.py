@@ -13,7 +13,7 @@ from reluformer.errors import ArgumentError
 
 @pytest.fixture
 def read(impl_name: str, request: pytest.FixtureRequest) -> Read:
-    """Return the implementation under test; what another package's function refuses or does not know is skipped.
+    """Returns the implementation under test; what another package's function refuses or does not know is skipped.
 
     A rule that --rules names must be read at least without options.
     """

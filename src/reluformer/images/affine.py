@@ -35,7 +35,7 @@ class AffineForm:
 
     @classmethod
     def around(cls, low: Tensor, high: Tensor, linear: bool) -> Self:
-        """Return the box between `low` and `high`, as functions of its own coordinates if `linear`, else as intervals.
+        """Returns the box between `low` and `high`, as functions of its own coordinates if `linear`, else as intervals.
 
         Example:
             >>> AffineForm.around(torch.zeros(2), torch.ones(2), linear=True).coefficients
@@ -79,40 +79,40 @@ class AffineForm:
         return self.reach_from(self.center)
 
     def reach_from(self, point: Tensor) -> Tensor:
-        """Return how far a value lies from a point at most."""
+        """Returns how far a value lies from a point at most."""
         low, high = self.ends
         return torch.maximum(high - point, point - low)
 
     def within(self, low: Tensor, high: Tensor) -> Self:
-        """Return the same values, which are known to lie between `low` and `high`."""
+        """Returns the same values, which are known to lie between `low` and `high`."""
         if self.box is not None:
             low, high = torch.maximum(low, self.box[0]), torch.minimum(high, self.box[1])
         return type(self)(self.center, self.coefficients, self.radius, (low, high))
 
     def scaled(self, factor: Tensor) -> Self:
-        """Return the values times positive factors that broadcast to them."""
+        """Returns the values times positive factors that broadcast to them."""
         box = None if self.box is None else (factor * self.box[0], factor * self.box[1])
         return type(self)(factor * self.center, factor * self.coefficients, factor * self.radius, box)
 
     def view(self, *shape: int) -> Self:
-        """Return the values in another shape, without a -1."""
+        """Returns the values in another shape, without a -1."""
         coefficients = self.coefficients.reshape(self.coefficients.size(0), *shape)
         box = None if self.box is None else (self.box[0].reshape(shape), self.box[1].reshape(shape))
         return type(self)(self.center.reshape(shape), coefficients, self.radius.reshape(shape), box)
 
     def permute(self, *axes: int) -> Self:
-        """Return the values with their axes in another order."""
+        """Returns the values with their axes in another order."""
         coefficients = self.coefficients.permute(0, *(axis + 1 for axis in axes))
         box = None if self.box is None else (self.box[0].permute(axes), self.box[1].permute(axes))
         return type(self)(self.center.permute(axes), coefficients, self.radius.permute(axes), box)
 
     def __getitem__(self, place: int) -> Self:
-        """Return the values at a place of the first axis."""
+        """Returns the values at a place of the first axis."""
         box = None if self.box is None else (self.box[0][place], self.box[1][place])
         return type(self)(self.center[place], self.coefficients[:, place], self.radius[place], box)
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Self:
-        """Return what an affine map of the last axis makes of the values; weight (out, in), bias (out,)."""
+        """Returns what an affine map of the last axis makes of the values; weight (out, in), bias (out,)."""
         moved = 0.0 if bias is None else bias
         box = None
         if self.box is not None:
@@ -124,13 +124,13 @@ class AffineForm:
         )
 
     def mean(self, axis: int) -> Self:
-        """Return the mean along an axis."""
+        """Returns the mean along an axis."""
         low, high = self.ends
         box = None if self.box is None else (low.mean(axis), high.mean(axis))
         return type(self)(self.center.mean(axis), self.coefficients.mean(axis + 1), self.radius.mean(axis), box)
 
     def __add__(self, other: Self | Tensor) -> Self:
-        """Return the sum with other values that change with the same pixels, or with fixed ones."""
+        """Returns the sum with other values that change with the same pixels, or with fixed ones."""
         if isinstance(other, Tensor):
             box = None if self.box is None else (self.box[0] + other, self.box[1] + other)
             return type(self)(self.center + other, self.coefficients, self.radius, box)
@@ -142,7 +142,9 @@ class AffineForm:
         )
 
     def relu(self) -> Self:
-        """Return ReLU of each value: the strip around it that is parallel to its chord, or without pixels its range."""
+        """Returns ReLU of each value: the strip around it that is parallel to its chord, or without
+        pixels its range.
+        """
         low, high = self.ends
         slope, offset = relu_strip(low, high)
         low, high = torch.relu(low), torch.relu(high)
@@ -153,7 +155,8 @@ class AffineForm:
         )
 
     def products(self, other: Self, scale: float) -> Self:
-        """Return scale * (a row of these values) . (a row of others), (..., Tq, Tk), for (..., Tq, d) and (..., Tk, d).
+        """Returns scale * (a row of these values) . (a row of others), (..., Tq, Tk), for (..., Tq, d) and (..., Tk,
+        d).
 
         The part that is of second order in the pixels goes to the interval. The box holds all products of two ends.
         """
@@ -175,7 +178,7 @@ class AffineForm:
 
 
 def relu_strip(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """Return slope and offset with |ReLU(z) - slope z - offset| <= offset for all z from `low` to `high`.
+    """Returns slope and offset with |ReLU(z) - slope z - offset| <= offset for all z from `low` to `high`.
 
     Example:
         >>> relu_strip(torch.tensor([-1.0, 1.0, -2.0]), torch.tensor([1.0, 2.0, -1.0]))

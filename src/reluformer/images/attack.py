@@ -113,7 +113,7 @@ def _has_fractions(labels: Tensor) -> bool:
 
 
 def margins_of(model: ImageModel, pixels: Tensor, labels: Tensor) -> Tensor:
-    """Return the logit of the right class less the largest other one, (N,)."""
+    """Returns the logit of the right class less the largest other one, (N,)."""
     logits = model(pixels).logits
     place = labels.to(logits.device, torch.int64)[:, None]
     right = logits.gather(1, place)

@@ -72,7 +72,7 @@ class Certification:
     """For each image."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the figures as plain data."""
+        """Returns the figures as plain data."""
         return asdict(self)
 
 
@@ -146,7 +146,7 @@ class Verifier:
 
     @torch.no_grad()
     def margins(self, image: Tensor, label: int, epsilon: float) -> Tensor:
-        """Return a lower bound of the margin of the right class over each other class, (K - 1,).
+        """Returns a lower bound of the margin of the right class over each other class, (K - 1,).
 
         Args:
             image: (C, S, S), from 0 to 1.
@@ -162,7 +162,7 @@ class Verifier:
         return torch.stack(found).amax(0)
 
     def _relaxations(self) -> tuple[str, ...]:
-        """Return the ways to bound a read that the model is run with, one after the other."""
+        """Returns the ways to bound a read that the model is run with, one after the other."""
         if self.reads != "best":
             return (self.reads,)
         formula = rules.formula_of(self.model.config.attention)
@@ -170,7 +170,7 @@ class Verifier:
         return ("exact", "lse", "mixed") if is_softmax and self.domain == "linear" else ("exact",)
 
     def _margins(self, image: Tensor, label: int, epsilon: float, relaxation: str) -> Tensor:
-        """Return the least margins (K - 1,) with one way to bound the reads."""
+        """Returns the least margins (K - 1,) with one way to bound the reads."""
         low, high = (image - epsilon).clamp_min(0), (image + epsilon).clamp_max(1)
         state = self._embedded(AffineForm.around(low, high, linear=self.domain == "linear"))
         for block in self.model.encoder:
@@ -184,7 +184,7 @@ class Verifier:
         return pooled.linear(*_after_norm(self.model.encoder_norm, difference, None)).low
 
     def _embedded(self, pixels: AffineForm) -> AffineForm:
-        """Return the tokens (T, D) of pixels (C, S, S), as `ImageModel.embed` does."""
+        """Returns the tokens (T, D) of pixels (C, S, S), as `ImageModel.embed` does."""
         config = self.model.config
         p, across = config.patch, config.image_size // config.patch
         cut = (
@@ -206,18 +206,18 @@ class Verifier:
         return tokens + self.model.position
 
     def _sublayer(self, state: AffineForm, sublayer: Sublayer, relaxation: str) -> AffineForm:
-        """Return what a memory adds to the residual stream (T, D)."""
+        """Returns what a memory adds to the residual stream (T, D)."""
         if isinstance(sublayer.layer, Attention):
             return self._attention(state, sublayer.norm, sublayer.layer, relaxation)
         return self._feed_forward(state, sublayer.norm, sublayer.layer)
 
     def _feed_forward(self, state: AffineForm, norm: nn.LayerNorm, layer: FeedForward) -> AffineForm:
-        """Return what a ReLU memory reads for each token."""
+        """Returns what a ReLU memory reads for each token."""
         scores = state.linear(*_after_norm(norm, layer.keys.weight, layer.keys.bias))
         return scores.relu().linear(layer.values.weight, layer.values.bias)
 
     def _attention(self, state: AffineForm, norm: nn.LayerNorm, layer: Attention, relaxation: str) -> AffineForm:
-        """Return what attention reads for each token (T, D)."""
+        """Returns what attention reads for each token (T, D)."""
         tokens, width = state.center.shape
         own = width // layer.heads
         query = state.linear(*_after_norm(norm, layer.query.weight, layer.query.bias))
@@ -233,7 +233,7 @@ class Verifier:
         return read.permute(1, 0, 2).view(tokens, width).linear(layer.output.weight, layer.output.bias)
 
     def _read(self, rule: Rule, scores: AffineForm, values: AffineForm, relaxation: str) -> AffineForm:
-        """Return the read (H, T, d) for scores (H, T, T) and values (H, T, d)."""
+        """Returns the read (H, T, d) for scores (H, T, T) and values (H, T, d)."""
         elementwise = relaxation in ("elementwise", "lse")
         box = bounding.bounds(rule, *scores.ends, values.ends, elementwise=elementwise)
         if self.domain == "interval":
@@ -289,7 +289,7 @@ def _check_model(model: ImageModel, domain: Domain, reads: Reads) -> None:
 
 
 def _after_norm(norm: nn.Module, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return weight and bias of an affine norm followed by a linear layer, as one affine map."""
+    """Returns weight and bias of an affine norm followed by a linear layer, as one affine map."""
     assert isinstance(norm, AffineNorm)
     joined = weight * norm.weight
     moved = weight @ norm.bias
@@ -297,7 +297,7 @@ def _after_norm(norm: nn.Module, weight: Tensor, bias: Tensor | None) -> tuple[T
 
 
 def _relu_by_strips(formula: Formula, scores: AffineForm, values: Tensor) -> tuple[AffineForm, Weights]:
-    """Return sum_j w_j v_j of known values with a strip around each weight, and the range of the weights."""
+    """Returns sum_j w_j v_j of known values with a strip around each weight, and the range of the weights."""
     factor = formula.row_factor(torch.tensor(float(values.size(1)), dtype=torch.float64))
     low, high = scores.ends
     slope, offset = (factor * part for part in relu_strip(low, high))
@@ -310,13 +310,13 @@ def _relu_by_strips(formula: Formula, scores: AffineForm, values: Tensor) -> tup
 
 
 def _softmax_range(low: Tensor, high: Tensor) -> Weights:
-    """Return the range of each weight of softmax over a box of scores; a hair wider than it is, for rounding."""
+    """Returns the range of each weight of softmax over a box of scores; a hair wider than it is, for rounding."""
     least, largest = (torch.exp(x) for x in _log_softmax_range(low, high))
     return least * (1 - 1e-9), (largest * (1 + 1e-9)).clamp_max(1)
 
 
 def _log_softmax_range(low: Tensor, high: Tensor) -> Weights:
-    """Return the range of log w_j: s_j against the logarithm of the sum of the others' exponentials."""
+    """Returns the range of log w_j: s_j against the logarithm of the sum of the others' exponentials."""
     own = torch.eye(low.size(-1), dtype=torch.bool)
     if low.size(-1) == 1:
         return torch.zeros_like(low), torch.zeros_like(low)
@@ -325,7 +325,7 @@ def _log_softmax_range(low: Tensor, high: Tensor) -> Weights:
 
 
 def _softmax_by_means(rule: Rule, scores: AffineForm, values: Tensor, elementwise: bool) -> tuple[AffineForm, Weights]:
-    """Return sum_j w_j v_j of known values to first order in the scores, and the range of the weights.
+    """Returns sum_j w_j v_j of known values to first order in the scores, and the range of the weights.
 
     df / ds_j = w_j (v_j - f) lies between the products of the ranges of both factors.
     """
@@ -350,7 +350,7 @@ def _softmax_by_means(rule: Rule, scores: AffineForm, values: Tensor, elementwis
 
 
 def _softmax_by_lines(scores: AffineForm, values: Tensor, origin: Tensor) -> tuple[AffineForm, Weights]:
-    """Return sum_j w_j v_j of known values with a linear upper and lower bound of each weight, and their range.
+    """Returns sum_j w_j v_j of known values with a linear upper and lower bound of each weight, and their range.
 
     With y_j = s_j - lse(s), w_j = e^y_j lies below its chord and above its tangent in y_j. y_j is concave, so it lies
     below its tangent; and lse lies below the tangent of log sum chord(e^s), which is concave, too.
@@ -404,7 +404,7 @@ def _softmax_by_lines(scores: AffineForm, values: Tensor, origin: Tensor) -> tup
 
 
 def _narrower(first: AffineForm, second: AffineForm) -> AffineForm:
-    """Return for each value the form that reaches less far from its center."""
+    """Returns for each value the form that reaches less far from its center."""
     better = second.own_reach < first.own_reach
     return AffineForm(
         torch.where(better, second.center, first.center),

@@ -142,7 +142,7 @@ def _read(
 
 
 def skipped_share(q: Tensor, k: Tensor, rule: Rule, visibility: Visibility, gate: Gate, scale: float) -> float:
-    """Return the share of the pairs of a causal read that the CPU kernel proves to have no weight; see `memory`."""
+    """Returns the share of the pairs of a causal read that the CPU kernel proves to have no weight; see `memory`."""
     formula = formula_of(rule)
     if formula is None or refusal("cpu", q, k, k, rule, visibility, None, False):
         return 0.0
@@ -160,7 +160,7 @@ def refusal(
     stats: bool,
     gate: Gate | None = None,
 ) -> str | None:
-    """Return why `impl` cannot do this read, or None if it can. The arguments are those of `run`."""
+    """Returns why `impl` cannot do this read, or None if it can. The arguments are those of `run`."""
     formula = formula_of(rule)
     if gate is not None and not rule.centred:
         gate = None  # it is a bias of rows and keys
@@ -176,7 +176,7 @@ def refusal(
 
 
 def _beyond_kernel(q: Tensor, formula: Formula | None, visibility: Visibility, gate: Gate | None) -> str | None:
-    """Return what of the operands of language models the CPU kernel cannot take in parts, or None."""
+    """Returns what of the operands of language models the CPU kernel cannot take in parts, or None."""
     if visibility.window is not None and visibility.window != (None, None):
         return "it takes no window"
     if gate is not None and formula is not None and formula.rest:
@@ -186,7 +186,7 @@ def _beyond_kernel(q: Tensor, formula: Formula | None, visibility: Visibility, g
 
 
 def _beyond_triton(q: Tensor, k: Tensor, visibility: Visibility, gate: Gate | None) -> str | None:
-    """Return which of the operands of language models the Triton kernel does not take, or None."""
+    """Returns which of the operands of language models the Triton kernel does not take, or None."""
     if q.size(1) != k.size(1):
         return "it takes as many heads of keys as of queries"
     if visibility.ranged:
@@ -195,7 +195,7 @@ def _beyond_triton(q: Tensor, k: Tensor, visibility: Visibility, gate: Gate | No
 
 
 def fastest(q: Tensor, k: Tensor, v: Tensor, rule: Rule, visibility: Visibility, bias: Bias | None, stats: bool) -> str:
-    """Return the name of the fastest implementation that can do this read.
+    """Returns the name of the fastest implementation that can do this read.
 
     Operators that ONNX does not have stay out of its graphs, and Triton is never chosen: nobody has run it on a GPU.
     Where a derivative is asked for that compiled operators do not have (derivatives.py), it is the reference.
@@ -228,7 +228,7 @@ def _fastest(
 
 
 def learning_pays(x: Tensor, keys: Tensor, rule: Rule, bias: Tensor | None = None) -> bool:
-    """Return whether training a read of learned slots is faster through `run` with impl="cpu" than `read_learned` is.
+    """Returns whether training a read of learned slots is faster through `run` with impl="cpu" than `read_learned` is.
 
     Args:
         x: the tokens, (..., width).
@@ -281,12 +281,12 @@ def read_learned(
 
 
 def _traced() -> bool:
-    """Return whether a tracer records this call, so that nothing may depend on the numbers."""
+    """Returns whether a tracer records this call, so that nothing may depend on the numbers."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
 
 
 def availability() -> dict[str, str]:
-    """Return for each implementation what it is on this machine, or why it cannot be used."""
+    """Returns for each implementation what it is on this machine, or why it cannot be used."""
     return {
         "reference": "available: any rule, device and dtype",
         "sdpa": "available: softmax without statistics",

@@ -51,7 +51,7 @@ GATHERED_VALUES = 2**18
 
 
 def description(how: str = ", rows with few weights sparsely") -> str:
-    """Return one line for `reluformer doctor`."""
+    """Returns one line for `reluformer doctor`."""
     if reason := unavailable():
         return f"not available: {reason}"
     found = loaded()
@@ -67,7 +67,7 @@ def refusal(
     mode: str = "cpu",
     stats: bool = False,
 ) -> str | None:
-    """Return why this read cannot go through the kernel, or None if it can."""
+    """Returns why this read cannot go through the kernel, or None if it can."""
     if reason := unavailable() or derivatives.unsupported():
         return reason
     if q.device.type != "cpu":
@@ -92,7 +92,7 @@ def refusal(
 
 
 def pays(q: Tensor, k: Tensor, v: Tensor, formula: Formula, visibility: Visibility, stats: bool) -> bool:
-    """Return whether the kernel is expected to beat the reference; see the constants."""
+    """Returns whether the kernel is expected to beat the reference; see the constants."""
     if q.device.type != "cpu" or unavailable():
         return False
     hidden = not visibility.everything
@@ -179,7 +179,7 @@ def _read_with_rest(
 
 
 def _mean_values(v: Tensor, visibility: Visibility, n: Tensor) -> Tensor:
-    """Return the mean of the visible values of each row, (B, H, Tq, dv) or (B, H, 1, dv)."""
+    """Returns the mean of the visible values of each row, (B, H, Tq, dv) or (B, H, 1, dv)."""
     v = v if visibility.key_mask is None else v.masked_fill(~visibility.key_mask[:, None, :, None], 0)
     past = visibility.hides_future
     sums = v.cumsum(2)[:, :, visibility.first_position :] if past else v.sum(2, keepdim=True)
@@ -187,7 +187,7 @@ def _mean_values(v: Tensor, visibility: Visibility, n: Tensor) -> Tensor:
 
 
 def learning_pays(x: Tensor, keys: Tensor, formula: Formula, bias: Tensor | None = None) -> bool:
-    """Return whether training a read of learned slots from tokens x (..., width) is expected to beat dense products.
+    """Returns whether training a read of learned slots from tokens x (..., width) is expected to beat dense products.
 
     The kernel computes no product of a weight that is zero, nor any of the gradients that belong to it. Where dense
     products have the full width of the processor, a few rows say first whether most weights are zero.
@@ -207,7 +207,7 @@ def learning_pays(x: Tensor, keys: Tensor, formula: Formula, bias: Tensor | None
 
 
 def _zeros_of_few(x: Tensor, keys: Tensor, bias: Tensor | None) -> float:
-    """Return the share of scores that are not positive, in a few rows spread over x."""
+    """Returns the share of scores that are not positive, in a few rows spread over x."""
     few = x.detach().reshape(-1, x.size(-1))
     few = few[:: max(1, few.size(0) // PROBED)][:PROBED]
     scores = F.linear(few, keys.detach(), None if bias is None else bias.detach())
@@ -215,7 +215,7 @@ def _zeros_of_few(x: Tensor, keys: Tensor, bias: Tensor | None) -> float:
 
 
 def gathering_pays(weights: Tensor, width: int) -> bool:
-    """Return whether `gather_values` is expected to beat a dense product with values (slots, width)."""
+    """Returns whether `gather_values` is expected to beat a dense product with values (slots, width)."""
     if unavailable() or weights.device.type != "cpu" or weights.dtype != torch.float32 or weights.requires_grad:
         return False
     slots = weights.size(-1)

@@ -80,12 +80,16 @@ def operate(
 
 
 def levels(q: Tensor, k: Tensor) -> bool:
-    """Return whether `operate` can compute the centred level of a read of q from k, without a key bias, in one step."""
+    """Returns whether `operate` can compute the centred level of a read of q from k, without a key
+    bias, in one step.
+    """
     return q.dtype == torch.float32 and derivatives.eager(q) and moments.compiled(q, k)
 
 
 def _like_tokens(x: Tensor, length: int, width: int) -> Tensor:
-    """Return memory for (B, H, length, width), laid out as (B, length, H, width), so that joining the heads is free."""
+    """Returns memory for (B, H, length, width), laid out as (B, length, H, width), so that joining
+    the heads is free.
+    """
     return torch.empty(x.size(0), length, x.size(1), width, dtype=x.dtype, device=x.device).transpose(1, 2)
 
 
@@ -96,7 +100,7 @@ def _read_fields(
     sums: Tensor | None,
     statistics: tuple[Tensor, ...] = (),
 ) -> tuple[float, ...]:
-    """Return the fields of the C struct; the caller keeps the tensors alive."""
+    """Returns the fields of the C struct; the caller keeps the tensors alive."""
     q, k, v, key_mask, row_bias, key_bias = operands
     _, _, causal, scale, activation, log_n, factor, exponent, cap, delta = options
     batch, heads, queries, width = q.shape
@@ -143,17 +147,17 @@ _kept_pairs = _KeptPairs()
 
 
 def kept_bytes() -> int:
-    """Return the bytes that reads keep for their backward pass at the moment."""
+    """Returns the bytes that reads keep for their backward pass at the moment."""
     return _kept_pairs.bytes
 
 
 def _index_bytes(batch: float, heads: float, queries: float, slots: float) -> int:
-    """Return a bound on the bytes of a list's index: eight a tile, which has more than 64 rows and slots."""
+    """Returns a bound on the bytes of a list's index: eight a tile, which has more than 64 rows and slots."""
     return 8 * (1 + int(batch * heads) * (int(queries) // 64 + 1) * (int(slots) // 64 + 1))
 
 
 def _pair_bytes(q: Tensor, k: Tensor, options: tuple[Any, ...]) -> int:
-    """Return the size of the list of pairs: what shapes and options alone decide, so that a compiler knows it."""
+    """Returns the size of the list of pairs: what shapes and options alone decide, so that a compiler knows it."""
     mode, trains, causal, activation = *options[:3], options[4]
     if not trains or mode == MODES["cpu_dense"] or activation == ACTIVATIONS["sigmoid"]:
         return 0
@@ -167,7 +171,7 @@ def _pair_bytes(q: Tensor, k: Tensor, options: tuple[Any, ...]) -> int:
 
 
 def _kept_rows(q: Tensor, options: tuple[Any, ...], stats: bool) -> tuple[int, ...]:
-    """Return the shape of what is kept of each row: two sums and, with a cap, best slot (int32) and bias."""
+    """Returns the shape of what is kept of each row: two sums and, with a cap, best slot (int32) and bias."""
     cap, delta = options[-2:]
     if not stats and not cap and delta < 0:
         return (0,)
@@ -219,7 +223,7 @@ def _backward(
 
 
 def _bias_gradients(q: Tensor, k: Tensor, row_bias: Tensor | None, key_bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return memory for the gradients of both biases; it is empty where there is no such bias."""
+    """Returns memory for the gradients of both biases; it is empty where there is no such bias."""
     rows = torch.empty(q.shape[:3] if row_bias is not None else 0, device=q.device)
     keys = torch.empty(k.shape[:3] if key_bias is not None else 0, device=q.device)
     return rows, keys
@@ -311,7 +315,7 @@ class _Read(torch.autograd.Function):
 
 
 def _of_moments(arguments: Sequence[Any]) -> tuple[Any, ...]:
-    """Return q, k, key_mask, causal and scale out of the arguments of an operator."""
+    """Returns q, k, key_mask, causal and scale out of the arguments of an operator."""
     return (*arguments[:2], arguments[3], *arguments[8:10])
 
 
@@ -325,7 +329,7 @@ def _dense(
     row_bias: Tensor | None,
     key_bias: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what the operators return, read, row sum and entropy, by operations of PyTorch."""
+    """Returns what the operators return, read, row sum and entropy, by operations of PyTorch."""
     _, _, causal, scale, activation, log_n, factor, exponent, cap, delta = options
     name = next(name for name, number in ACTIVATIONS.items() if number == activation)
     level = LOG_N if log_n else Level(cap=cap) if cap else None

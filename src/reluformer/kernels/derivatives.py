@@ -25,7 +25,7 @@ from reluformer.errors import ArgumentError
 
 
 def unsupported() -> str | None:
-    """Return why a compiled operator must not be called now, or None if it may.
+    """Returns why a compiled operator must not be called now, or None if it may.
 
     Example:
         >>> unsupported() is None
@@ -44,7 +44,7 @@ unsupported._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def eager(x: Tensor) -> bool:
-    """Return whether nobody watches the operators that are called now, so that a kernel may be called without one.
+    """Returns whether nobody watches the operators that are called now, so that a kernel may be called without one.
 
     Compilers, tracers, dispatch modes and subclasses of tensors see operators, and must go on seeing them.
 
@@ -63,7 +63,7 @@ def eager(x: Tensor) -> bool:
 
 
 def concrete(x: Tensor) -> bool:
-    """Return whether the numbers of a tensor may be looked at now: no compiler, tracer or `vmap` stands in for them.
+    """Returns whether the numbers of a tensor may be looked at now: no compiler, tracer or `vmap` stands in for them.
 
     Args:
         x: a tensor.
@@ -78,14 +78,14 @@ def concrete(x: Tensor) -> bool:
 
 
 def recomputes() -> bool:
-    """Return whether a backward pass that runs now has to go through `gradients`."""
+    """Returns whether a backward pass that runs now has to go through `gradients`."""
     return torch.is_grad_enabled() or unsupported() is not None
 
 
 def gradients(
     function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor | None], d_outputs: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Return gradients that can be differentiated again.
+    """Returns gradients that can be differentiated again.
 
     Args:
         function: the forward pass in operations of PyTorch; it takes `inputs`.

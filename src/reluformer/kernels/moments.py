@@ -32,7 +32,7 @@ CHUNK = 64
 
 
 def level_bias(q: Tensor, k: Tensor, level: Level, visibility: Visibility, bias: Bias | None, scale: float) -> Bias:
-    """Return the bias with which a formula without its level reads as it does with it.
+    """Returns the bias with which a formula without its level reads as it does with it.
 
     Args:
         q: (B, H, Tq, d).
@@ -57,7 +57,7 @@ def level_bias(q: Tensor, k: Tensor, level: Level, visibility: Visibility, bias:
 def _centred_bias(
     q: Tensor, k: Tensor, keys: Tensor | None, level: Level, visibility: Visibility, scale: float
 ) -> Tensor:
-    """Return what takes a centred level off each row, (B, H, Tq): one pass of the library where it can do it."""
+    """Returns what takes a centred level off each row, (B, H, Tq): one pass of the library where it can do it."""
     with without_autocast(q):
         y, x, factor = _with_column(q, k, keys, scale)
         if compiled(y, x):
@@ -71,7 +71,7 @@ def _centred_bias(
 def row_moments(
     q: Tensor, k: Tensor, keys: Tensor | None, visibility: Visibility, scale: float, with_variance: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return mean and variance of scale q_i . k_j + keys_j over the visible slots, (B, H, Tq) each.
+    """Returns mean and variance of scale q_i . k_j + keys_j over the visible slots, (B, H, Tq) each.
 
     They are at least in float32. Those of a row that sees nothing have no meaning.
     """
@@ -87,7 +87,7 @@ def row_moments(
 
 
 def _with_column(q: Tensor, k: Tensor, keys: Tensor | None, scale: float) -> tuple[Tensor, Tensor, float]:
-    """Return y, x and a factor of which the scores are the products, at least in float32; keys are one more column."""
+    """Returns y, x and a factor of which the scores are the products, at least in float32; keys are one more column."""
     exact = torch.float64 if q.dtype == torch.float64 else torch.float32
     x, y = k.to(exact), q.to(exact)
     if keys is None:
@@ -97,13 +97,13 @@ def _with_column(q: Tensor, k: Tensor, keys: Tensor | None, scale: float) -> tup
 
 
 def compiled(y: Tensor, x: Tensor) -> bool:
-    """Return whether the library can and should do it; few queries are better multiplied with all slots."""
+    """Returns whether the library can and should do it; few queries are better multiplied with all slots."""
     plain = y.device.type == "cpu" and y.dtype == torch.float32 and unavailable() is None
     return plain and y.size(2) >= x.size(-1) and derivatives.unsupported() is None
 
 
 def composed_row_bias(y: Tensor, x: Tensor, level: Level, visibility: Visibility, scale: float) -> Tensor:
-    """Return what takes a centred level off each row by operations of PyTorch, (B, H, Tq)."""
+    """Returns what takes a centred level off each row by operations of PyTorch, (B, H, Tq)."""
     mean, variance = _scaled_moments(y, x, visibility, scale, level.needs_variance)
     n = visibility.counts().clamp_min(1).to(mean.dtype)
     return -level.of(n, mean, variance if level.needs_variance else None)
@@ -117,7 +117,7 @@ def _scaled_moments(
 
 
 def _composed(y: Tensor, x: Tensor, visibility: Visibility, with_variance: bool) -> tuple[Tensor, Tensor]:
-    """Return mean and variance of y_i . x_j over the visible slots by operations of PyTorch, (B, H, Tq) each."""
+    """Returns mean and variance of y_i . x_j over the visible slots by operations of PyTorch, (B, H, Tq) each."""
     n = visibility.counts().clamp_min(1).to(y.dtype)  # broadcasts to (B, H, Tq)
     x = _masked(x, visibility)  # also what the first slot is, where none is visible
     if not visibility.hides_future:
@@ -130,7 +130,7 @@ def _composed(y: Tensor, x: Tensor, visibility: Visibility, with_variance: bool)
 
 
 def _moments(y: Tensor, x: Tensor, visibility: Visibility, n: Tensor, with_variance: bool) -> tuple[Tensor, Tensor]:
-    """Return mean and variance of y_i . x_j over the slots that are visible to all queries, (B, H, Tq)."""
+    """Returns mean and variance of y_i . x_j over the slots that are visible to all queries, (B, H, Tq)."""
     slots = n.unsqueeze(-1)
     centre = _masked(x, visibility).sum(2, keepdim=True) / slots
     mean = torch.matmul(y, centre.transpose(-1, -2)).squeeze(-1)
@@ -143,7 +143,7 @@ def _moments(y: Tensor, x: Tensor, visibility: Visibility, n: Tensor, with_varia
 
 
 def _causal_sums(y: Tensor, x: Tensor, visibility: Visibility) -> tuple[Tensor, Tensor]:
-    """Return the sums of y_i . x_j and of its square over the slots up to each query's own position, (B, H, Tq).
+    """Returns the sums of y_i . x_j and of its square over the slots up to each query's own position, (B, H, Tq).
 
     Slots of earlier chunks come in as their sum and the sum of their x_j x_j^T, those of the own chunk one by one.
     """
@@ -161,18 +161,18 @@ def _causal_sums(y: Tensor, x: Tensor, visibility: Visibility) -> tuple[Tensor, 
 
 
 def _quadratic(y: Tensor, form: Tensor) -> Tensor:
-    """Return y_i^T form y_i, (..., Tq)."""
+    """Returns y_i^T form y_i, (..., Tq)."""
     return (torch.matmul(y, form) * y).sum(-1)
 
 
 def _earlier(x: Tensor) -> Tensor:
-    """Return the sum over all chunks before each, (B, H, N, ...); a triangular product is quicker than `cumsum`."""
+    """Returns the sum over all chunks before each, (B, H, N, ...); a triangular product is quicker than `cumsum`."""
     triangle = torch.ones(x.size(2), x.size(2), dtype=x.dtype, device=x.device).tril_(-1)
     return torch.matmul(triangle, x.flatten(3)).view(x.shape)
 
 
 def _first(x: Tensor, visibility: Visibility) -> Tensor:
-    """Return the first visible slot, (B, H, 1, d)."""
+    """Returns the first visible slot, (B, H, 1, d)."""
     if visibility.key_mask is None:
         return x[:, :, :1]
     place = visibility.key_mask.int().argmax(-1)[:, None, None, None]
@@ -251,7 +251,7 @@ def _backward_level(d_bias: Tensor, variance: Tensor, *arguments: Any) -> tuple[
 
 
 def _rows(y: Tensor) -> Tensor:
-    """Return a zero for each row, as the library writes nothing to rows without slots."""
+    """Returns a zero for each row, as the library writes nothing to rows without slots."""
     return torch.zeros(y.shape[:3])
 
 
@@ -299,7 +299,7 @@ def _differentiate_level(ctx: Any, d_bias: Tensor, _: Tensor) -> tuple[Tensor | 
 def row_bias(
     level: Level, y: Tensor, x: Tensor, key_mask: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the bias that takes a centred level off each row of scale y_i . x_j, and the variances, (B, H, Tq) each.
+    """Returns the bias that takes a centred level off each row of scale y_i . x_j, and the variances, (B, H, Tq) each.
 
     Ask `compiled` before. There is no gradient but by `add_gradients_of_row_bias`.
     """
@@ -318,7 +318,7 @@ def add_gradients_of_row_bias(
     d_y: Tensor,
     d_x: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return d_y and d_x with what the gradient d_bias makes of them added, in place unless somebody watches.
+    """Returns d_y and d_x with what the gradient d_bias makes of them added, in place unless somebody watches.
 
     `variance` is what `row_bias` returned.
     """

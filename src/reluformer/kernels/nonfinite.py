@@ -32,7 +32,7 @@ def isolated(
     visibility: Visibility,
     exact: bool,
 ) -> tuple[Tensor, RowStats | None]:
-    """Return `read(k, v)` such that no row depends on what stands in the slots hidden from it.
+    """Returns `read(k, v)` such that no row depends on what stands in the slots hidden from it.
 
     Numbers cannot be looked at while a compiler traces or under a transform of torch.func, and to look at them on
     another device would wait for it. There only the slots that a mask hides from all queries are set to zero.
@@ -66,18 +66,18 @@ def isolated(
 
 
 def _may_look(x: Tensor) -> bool:
-    """Return whether Python may decide by the numbers of a tensor, and cheaply."""
+    """Returns whether Python may decide by the numbers of a tensor, and cheaply."""
     traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     return not traced and x.is_cpu and derivatives.unsupported() is None
 
 
 def _surely_finite(x: Tensor) -> bool:
-    """Return whether the sum is finite; one that overflows only costs a closer look."""
+    """Returns whether the sum is finite; one that overflows only costs a closer look."""
     return math.isfinite((x.detach() if x.requires_grad else x).sum().item())
 
 
 def _without_hidden(slots: Tensor, visibility: Visibility) -> Tensor:
-    """Return keys or values (B, H, Tk, d) with zeros at the slots that a mask hides from all queries."""
+    """Returns keys or values (B, H, Tk, d) with zeros at the slots that a mask hides from all queries."""
     if visibility.key_mask is not None:
         slots = slots.masked_fill(~visibility.key_mask[:, None, :, None], 0)
     if visibility.mask is not None:
@@ -89,7 +89,7 @@ def _without_hidden(slots: Tensor, visibility: Visibility) -> Tensor:
 
 
 def _rows_that_see(slots: Tensor, visibility: Visibility) -> Tensor:
-    """Return which rows see one of `slots`, both boolean: (B, H, Tk) -> (B, H, Tq)."""
+    """Returns which rows see one of `slots`, both boolean: (B, H, Tk) -> (B, H, Tq)."""
     if visibility.mask is not None:
         visible = visibility.dense()
         assert visible is not None
@@ -106,7 +106,7 @@ def _rows_that_see(slots: Tensor, visibility: Visibility) -> Tensor:
 
 
 def _replaced(new: Tensor, old: Tensor, rows: Tensor) -> Tensor:
-    """Return the values of `old` in `rows` and of `new` elsewhere, with the gradients of `new`."""
+    """Returns the values of `old` in `rows` and of `new` elsewhere, with the gradients of `new`."""
     mixed = new.clone()
     mixed.detach().copy_(torch.where(rows, old.detach(), new.detach()))
     return mixed

@@ -66,7 +66,7 @@ class Visibility:
         return self.offsets is not None or (self.window is not None and self.window != (None, None))
 
     def ranges(self) -> tuple[Tensor, Tensor]:
-        """Return the first slot that the position of each row lets it see, and the one after its last, (Tq) each."""
+        """Returns the first slot that the position of each row lets it see, and the one after its last, (Tq) each."""
         position = torch.arange(self.first_position, self.slots, device=self.device)
         begin, end = torch.zeros_like(position), torch.full_like(position, self.slots)
         if self.offsets is not None:
@@ -82,7 +82,7 @@ class Visibility:
         return begin, end
 
     def dense(self) -> Tensor | None:
-        """Return a boolean tensor that broadcasts to (B, H, Tq, Tk), or None if every slot is visible."""
+        """Returns a boolean tensor that broadcasts to (B, H, Tq, Tk), or None if every slot is visible."""
         visible = self.mask
         if self.key_mask is not None:
             keys = self.key_mask[:, None, None, :]
@@ -99,7 +99,7 @@ class Visibility:
         return visible
 
     def counts(self) -> Tensor:
-        """Return n_i, the number of slots that query i sees; int64, broadcasts to (B, H, Tq)."""
+        """Returns n_i, the number of slots that query i sees; int64, broadcasts to (B, H, Tq)."""
         if self.mask is not None:
             visible = self.dense()
             assert visible is not None
@@ -165,7 +165,7 @@ class RowKeyBias(NamedTuple):
     keys: Tensor
 
     def dense(self) -> Tensor:
-        """Return the bias as one tensor that broadcasts to (B, H, Tq, Tk)."""
+        """Returns the bias as one tensor that broadcasts to (B, H, Tq, Tk)."""
         return self.rows.unsqueeze(-1) + self.keys.unsqueeze(-2)
 
 
@@ -177,7 +177,7 @@ GateOn = Literal["scores", "weights"]
 
 
 def dense_bias(bias: Bias | None) -> Tensor | None:
-    """Return `bias` as a tensor that broadcasts to (B, H, Tq, Tk)."""
+    """Returns `bias` as a tensor that broadcasts to (B, H, Tq, Tk)."""
     return bias.dense() if isinstance(bias, RowKeyBias) else bias
 
 
@@ -193,7 +193,7 @@ def row_and_key_parts(bias: Bias | None, slots: int) -> tuple[Tensor | None, Ten
 
 
 def with_gate(bias: Bias | None, gate: Gate, queries: int) -> Bias:
-    """Return `bias` with a forget gate: gate_i - gate_j is added to the scores.
+    """Returns `bias` with a forget gate: gate_i - gate_j is added to the scores.
 
     Args:
         bias: None, a row bias, a key bias, both, or a dense one.
@@ -208,18 +208,18 @@ def with_gate(bias: Bias | None, gate: Gate, queries: int) -> Bias:
 
 
 def per_key_head(x: Tensor, heads: int) -> Tensor:
-    """Return x (B, H, T, ...) as (B, heads, H / heads * T, ...), so that queries with the same keys stand in a row."""
+    """Returns x (B, H, T, ...) as (B, heads, H / heads * T, ...), so that queries with the same keys stand in a row."""
     rows = x.size(1) * x.size(2) // heads
     return x if x.size(1) == heads else x.reshape(x.size(0), heads, rows, *x.shape[3:])
 
 
 def grouped_product(a: Tensor, b: Tensor) -> Tensor:
-    """Return a (B, H, T, m) times b (B, Hk, m, n), (B, H, T, n), without repeating b for the heads of a."""
+    """Returns a (B, H, T, m) times b (B, Hk, m, n), (B, H, T, n), without repeating b for the heads of a."""
     if a.size(1) == b.size(1):
         return torch.matmul(a, b)
     return torch.matmul(per_key_head(a, b.size(1)), b).view(*a.shape[:3], b.size(-1))
 
 
 def with_rows(mask: Tensor) -> Tensor:
-    """Return a mask or bias of the slots alone, (Tk,), as one of rows, (1, Tk); others as they are."""
+    """Returns a mask or bias of the slots alone, (Tk,), as one of rows, (1, Tk); others as they are."""
     return mask if mask.ndim > 1 else mask.reshape(1, -1)

@@ -80,7 +80,9 @@ def read(
 def _without_level(
     q: Tensor, k: Tensor, formula: Formula, visibility: Visibility, bias: Bias | None, scale: float, gate: Gate | None
 ) -> tuple[Formula, Bias | None, Bias | None]:
-    """Return the formula without a level that a gate does not know, the bias, and what takes the level off the rows."""
+    """Returns the formula without a level that a gate does not know, the bias, and what takes the
+    level off the rows.
+    """
     if gate is not None:
         assert formula.level is not None
         level = level_bias(q, k, formula.level, visibility, bias, scale)
@@ -168,12 +170,12 @@ def _of_heads(x: Tensor | None, heads: slice) -> Tensor | None:
 
 
 def _some_heads(x: Tensor, heads: slice) -> Tensor:
-    """Return the terms (..., H, T) of some heads; what is common to all heads stays."""
+    """Returns the terms (..., H, T) of some heads; what is common to all heads stays."""
     return x if x.ndim < 2 or x.size(-2) == 1 else x[..., heads, :]
 
 
 def _joined(rows: Tensor | None, keys: Tensor | None, slots: int) -> Bias | None:
-    """Return row and key terms as a bias."""
+    """Returns row and key terms as a bias."""
     if rows is not None and keys is not None:
         return RowKeyBias(rows, keys)
     if rows is not None:
@@ -210,7 +212,7 @@ def plan(
     level: Bias | None,
     scale: float,
 ) -> list[HeadBlock] | None:
-    """Return the blocks of a causal read that may have a weight, or None where pruning is impossible or does not pay.
+    """Returns the blocks of a causal read that may have a weight, or None where pruning is impossible or does not pay.
 
     Args:
         q: (B, H, Tq, d).
@@ -269,7 +271,7 @@ def _blocks(
 
 
 def _terms(bias: Bias | None, q: Tensor, slots: int) -> tuple[Tensor, Tensor]:
-    """Return the row terms (B, H, Tq) and the key terms (B, H, Tk) of a bias, zeros where it has none."""
+    """Returns the row terms (B, H, Tq) and the key terms (B, H, Tk) of a bias, zeros where it has none."""
     split = row_and_key_parts(bias, slots)
     assert split is not None
     zero = torch.zeros((), device=q.device)
@@ -279,27 +281,27 @@ def _terms(bias: Bias | None, q: Tensor, slots: int) -> tuple[Tensor, Tensor]:
 
 
 def _pairs(block: HeadBlock, visibility: Visibility) -> int:
-    """Return how many pairs of a causal block lie at or after its first slot."""
+    """Returns how many pairs of a causal block lie at or after its first slot."""
     count = block.end - block.begin
     widest = visibility.first_position + block.end - block.first
     return count * widest - count * (count - 1) // 2
 
 
 def _block_size(keys: Tensor, queries: int) -> int:
-    """Return how many rows are pruned as one: many only if their key terms lie near each other."""
+    """Returns how many rows are pruned as one: many only if their key terms lie near each other."""
     if queries <= 4 * LONG_BLOCK or float((keys[..., LONG_BLOCK:] - keys[..., :-LONG_BLOCK]).abs().max()) > SPAN / 4:
         return BLOCK
     return LONG_BLOCK
 
 
 def share_of(blocks: list[HeadBlock], visibility: Visibility) -> float:
-    """Return the share of visible pairs that blocks leave out."""
+    """Returns the share of visible pairs that blocks leave out."""
     visible = sum(_pairs(block._replace(first=0), visibility) for block in blocks)
     return 1 - sum(_pairs(block, visibility) for block in blocks) / max(visible, 1)
 
 
 def skipped_share(q: Tensor, k: Tensor, formula: Formula, visibility: Visibility, gate: Gate, scale: float) -> float:
-    """Return the share of visible pairs of a gated causal read that are never multiplied; 0 where none is proven."""
+    """Returns the share of visible pairs of a gated causal read that are never multiplied; 0 where none is proven."""
     group = q.size(1) // k.size(1)
     keys = k.repeat_interleave(group, 1) if group > 1 else k
     given = (None, gate) if formula.centred else (with_gate(None, gate, visibility.queries), None)
@@ -390,7 +392,7 @@ class _Blocks(torch.autograd.Function):
 
 
 def _sliced(one: Callable[..., Tensor], blocks: list[HeadBlock], *operands: Tensor) -> list[Tensor]:
-    """Return the same read, made of slices that PyTorch differentiates."""
+    """Returns the same read, made of slices that PyTorch differentiates."""
     queries, slots = operands[0].size(2), operands[2].size(2)
     rows: dict[int, list[Tensor]] = {}
     for block in blocks:  # in the order of rows, and of heads for the same rows
@@ -400,7 +402,7 @@ def _sliced(one: Callable[..., Tensor], blocks: list[HeadBlock], *operands: Tens
 
 
 def _places(block: HeadBlock, queries: int, slots: int) -> tuple[tuple[slice, ...], ...]:
-    """Return where q, k, v, row terms and key terms of a block lie."""
+    """Returns where q, k, v, row terms and key terms of a block lie."""
     everything, head = slice(None), slice(block.head, block.head + 1)
     rows = (everything, head, slice(block.begin, block.end))
     seen = (everything, head, slice(block.first, slots - queries + block.end))

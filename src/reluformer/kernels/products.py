@@ -29,7 +29,7 @@ LEAST = 2**21
 
 @cache
 def available() -> bool:
-    """Return whether this processor has wide vectors that MKL leaves alone, and oneDNN is there.
+    """Returns whether this processor has wide vectors that MKL leaves alone, and oneDNN is there.
 
     Example:
         >>> available() in (True, False)
@@ -51,7 +51,7 @@ def available() -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x W^T + b, as `torch.nn.functional.linear` does.
+    """Returns x W^T + b, as `torch.nn.functional.linear` does.
 
     Args:
         x: (..., K).
@@ -73,7 +73,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def times(a: Tensor, b: Tensor) -> Tensor:
-    """Return a b for two matrices; for code that computes its own derivatives, so the result has no graph.
+    """Returns a b for two matrices; for code that computes its own derivatives, so the result has no graph.
 
     Args:
         a: (N, K), or the transposed view of a (K, N).
@@ -118,7 +118,7 @@ def add_times(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def wide(a: Tensor, b: Tensor) -> bool:
-    """Return whether oneDNN may take a product: of plain float32 tensors on the CPU that nobody transforms.
+    """Returns whether oneDNN may take a product: of plain float32 tensors on the CPU that nobody transforms.
 
     Example:
         >>> wide(torch.ones(2, 2), torch.ones(2, 2)) == available()

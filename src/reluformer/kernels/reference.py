@@ -107,13 +107,13 @@ def _by_blocks(
 
 
 def _part(x: Tensor, rows: slice, slots: slice, visibility: Visibility) -> Tensor:
-    """Return the part of a dense bias that belongs to some rows and slots."""
+    """Returns the part of a dense bias that belongs to some rows and slots."""
     x = with_rows(x)
     return x.expand(*x.shape[:-2], visibility.queries, visibility.slots)[..., rows, slots]
 
 
 def _terms(bias: RowKeyBias, rows: slice, slots: slice) -> RowKeyBias:
-    """Return the terms of some rows and slots; a single term stands for all."""
+    """Returns the terms of some rows and slots; a single term stands for all."""
     return RowKeyBias(
         bias.rows if bias.rows.size(-1) == 1 else bias.rows[..., rows],
         bias.keys if bias.keys.size(-1) == 1 else bias.keys[..., slots],
@@ -129,7 +129,7 @@ def _weights(
     sink: Tensor | None,
     gate_on: GateOn = "scores",
 ) -> Tensor:
-    """Return the weights of dense scores (B, H, Tq, Tk), with a gate or a sink where there is one."""
+    """Returns the weights of dense scores (B, H, Tq, Tk), with a gate or a sink where there is one."""
     visible = visibility.dense()
     if gate is not None and gate_on == "weights":
         moved = dense_bias(with_gate(None, gate, scores.size(-2)))
@@ -151,7 +151,7 @@ def _weights(
 
 @lru_cache(maxsize=1024)
 def _uniform(kind: type[Pointwise], rule: Pointwise, slots: int) -> tuple[Tensor, float | None, bool]:
-    """Return what a read of all slots needs: n, the row scale, and whether the scale of the scores may take it.
+    """Returns what a read of all slots needs: n, the row scale, and whether the scale of the scores may take it.
 
     n is a scalar tensor, which decides no dtype. `kind` is the class of the rule: equal hashes of rules without
     options would be compared one by one.
@@ -172,14 +172,14 @@ def weights(
     sink: Tensor | None = None,
     gate_on: GateOn = "scores",
 ) -> tuple[Tensor, RowStats]:
-    """Return the weights themselves, (B, H, Tq, Tk), and their statistics."""
+    """Returns the weights themselves, (B, H, Tq, Tk), and their statistics."""
     scores, n, visible = _scores(q, k, bias, scale, rule), _counts(visibility, q), visibility.dense()
     dense = _weights(rule, scores, n, visibility, gate, sink, gate_on)
     return dense, row_stats(dense, visible, visibility.counts(), rule.unread(scores.detach(), n, visible))
 
 
 def _scores(q: Tensor, k: Tensor, bias: Bias | None, scale: float, rule: Rule) -> Tensor:
-    """Return scale * q k^T + bias, at least in float32; for rules of centred scores the products are, too."""
+    """Returns scale * q k^T + bias, at least in float32; for rules of centred scores the products are, too."""
     if rule.wide_scores:
         with without_autocast(q):
             scores = grouped_product(widened(q) * scale, widened(k).transpose(-1, -2))
@@ -190,18 +190,18 @@ def _scores(q: Tensor, k: Tensor, bias: Bias | None, scale: float, rule: Rule) -
 
 
 def _counts(visibility: Visibility, q: Tensor) -> Tensor:
-    """Return n_i as rules take it: at least 1, floating point, (..., Tq, 1)."""
+    """Returns n_i as rules take it: at least 1, floating point, (..., Tq, 1)."""
     exact = torch.float64 if q.dtype == torch.float64 else torch.float32
     return visibility.counts().clamp_min(1).unsqueeze(-1).to(exact)
 
 
 def widened(x: Tensor) -> Tensor:
-    """Return `x` at least in float32: rules divide by n, which bfloat16 cannot count."""
+    """Returns `x` at least in float32: rules divide by n, which bfloat16 cannot count."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[object]:
-    """Return a context in which products of widened tensors stay wide; autocast would round them back."""
+    """Returns a context in which products of widened tensors stay wide; autocast would round them back."""
     kind = x.device.type
     autocasts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
     return torch.autocast(kind, enabled=False) if autocasts else nullcontext()
@@ -237,21 +237,21 @@ class RowStats(NamedTuple):
 
 
 def w_log_w(weights: Tensor) -> Tensor:
-    """Return w log w, with value and gradient 0 where w <= 0, and for weights whose 1/w^2 would overflow."""
+    """Returns w log w, with value and gradient 0 where w <= 0, and for weights whose 1/w^2 would overflow."""
     positive = weights > math.sqrt(torch.finfo(weights.dtype).tiny)
     safe = torch.where(positive, weights, torch.ones_like(weights))
     return safe * safe.log()
 
 
 def entropy_of(row_sum: Tensor, sum_w_log_w: Tensor) -> Tensor:
-    """Return log R - (sum w log w) / R; 0, with gradient 0, where R <= 0."""
+    """Returns log R - (sum w log w) / R; 0, with gradient 0, where R <= 0."""
     live = row_sum > 0
     safe = torch.where(live, row_sum, torch.ones_like(row_sum))
     return torch.where(live, safe.log() - sum_w_log_w / safe, torch.zeros_like(row_sum))
 
 
 def row_stats(weights: Tensor, visible: Tensor | None, n_visible: Tensor, unread: Tensor | None = None) -> RowStats:
-    """Return the statistics of dense weights.
+    """Returns the statistics of dense weights.
 
     Args:
         weights: (B, H, Tq, Tk), 0 at hidden slots.

@@ -35,12 +35,12 @@ UNDERFLOW = {torch.float64: 746.0}
 
 
 def knows(formula: Formula | None) -> bool:
-    """Return whether the weights are exp(s) over their sum, or over one plus their sum."""
+    """Returns whether the weights are exp(s) over their sum, or over one plus their sum."""
     return formula is not None and formula.activation == "exp" and formula in (SOFTMAX, SOFTMAX1)
 
 
 def refusal(formula: Formula | None, stats: bool) -> str | None:
-    """Return why fused attention cannot do a read, or None if it can."""
+    """Returns why fused attention cannot do a read, or None if it can."""
     if not knows(formula) or stats:
         return "it reads only softmax rules, and without statistics"
     return derivatives.unsupported()
@@ -148,7 +148,7 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, s
 
 
 def _with_sink(mask: Tensor | None, sink: Tensor | None, q: Tensor, slots: int) -> Tensor:
-    """Return a mask or bias with a column for the sink in front: visible, or with its score."""
+    """Returns a mask or bias with a column for the sink in front: visible, or with its score."""
     if sink is None:
         mask = torch.ones(1, slots, dtype=torch.bool, device=q.device) if mask is None else with_rows(mask)
         mask = mask.expand(*mask.shape[:-1], slots)
@@ -161,7 +161,7 @@ def _with_sink(mask: Tensor | None, sink: Tensor | None, q: Tensor, slots: int) 
 def _widened(
     q: Tensor, k: Tensor, v: Tensor, rows: Tensor | None, keys: Tensor | None, scale: float, sink: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values with the dimensions of biases and of a sink, for scores of scale 1.
+    """Returns queries, keys and values with the dimensions of biases and of a sink, for scores of scale 1.
 
     Args:
         q: (B, H, Tq, d).
@@ -213,7 +213,7 @@ def _padded(x: Tensor, width: int) -> Tensor:
 
 
 def _visible_terms(keys: Tensor, visibility: Visibility) -> Tensor:
-    """Return key terms (..., Tk) whose largest is that of a visible slot, as far as the key mask says."""
+    """Returns key terms (..., Tk) whose largest is that of a visible slot, as far as the key mask says."""
     keys = keys.expand(*keys.shape[:-1], visibility.slots)
     if visibility.key_mask is None or not visibility.slots:
         return keys
@@ -221,7 +221,7 @@ def _visible_terms(keys: Tensor, visibility: Visibility) -> Tensor:
 
 
 def _span(keys: Tensor) -> float:
-    """Return how far key terms lie apart."""
+    """Returns how far key terms lie apart."""
     if not keys.numel():
         return 0.0
     lowest, highest = keys.detach().aminmax()
@@ -231,7 +231,7 @@ def _span(keys: Tensor) -> float:
 def _reach(
     q: Tensor, k: Tensor, keys: Tensor | None, visibility: Visibility, scale: float, spans: bool, approximate: bool
 ) -> tuple[int, Tensor | None, Tensor | None]:
-    """Return the size of a block, key terms (B, H, Tk), and for each query how low they may be and still count.
+    """Returns the size of a block, key terms (B, H, Tk), and for each query how low they may be and still count.
 
     The best visible score of row i is at least keys_e - U, e its newest slot and U a bound of |scale q . k|. A slot
     whose keys_j + U lies `UNDERFLOW` below that has a weight of exactly zero. Where the read may be approximate,
@@ -255,5 +255,5 @@ def _reach(
 
 
 def _span_of_blocks(newest: Tensor, size: int) -> float:
-    """Return how far the key terms of rows `size` apart lie from each other at most."""
+    """Returns how far the key terms of rows `size` apart lie from each other at most."""
     return float((newest[..., size:] - newest[..., :-size]).abs().max())

@@ -34,7 +34,7 @@ ACTIVATIONS = {"relu": 0, "relu_squared": 1, "sigmoid": 2, "rectified_exp": 3}
 
 
 def unavailable() -> str | None:
-    """Return why the kernels cannot be used on this machine, or None if they can."""
+    """Returns why the kernels cannot be used on this machine, or None if they can."""
     if not INSTALLED:
         return "triton is not installed: pip install 'reluformer[triton]'"
     if not torch.cuda.is_available() and not _interpreted():
@@ -45,7 +45,7 @@ def unavailable() -> str | None:
 def refusal(
     q: Tensor, k: Tensor, v: Tensor, formula: Formula | None, visibility: Visibility, bias: Bias | None
 ) -> str | None:
-    """Return why the kernels cannot do this read, or None if they can."""
+    """Returns why the kernels cannot do this read, or None if they can."""
     if (reason := unavailable() or derivatives.unsupported()) is not None:
         return reason
     if q.device.type != "cuda" and not _interpreted():
@@ -70,7 +70,7 @@ def refusal(
 
 
 def _rows(formula: Formula, visibility: Visibility, bias: Tensor | None, q: Tensor) -> tuple[Tensor, Tensor]:
-    """Return factor (B, Tq) and shift (B, H, Tq) of each row, from the number of slots that it sees and its bias."""
+    """Returns factor (B, Tq) and shift (B, H, Tq) of each row, from the number of slots that it sees and its bias."""
     n = visibility.counts().clamp_min(1).to(torch.float32)
     factor = formula.row_factor(n)
     shift = torch.zeros_like(n) if formula.level is None else formula.level.of(n)
@@ -136,7 +136,7 @@ def _read(
     entropies: bool,
     exact: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the read, sum w, sum w log w and the number of zeros of each row; empty where not asked for.
+    """Returns the read, sum w, sum w log w and the number of zeros of each row; empty where not asked for.
 
     bias: (B, H, Tk); factor: (B, Tq); shift: (B, H, Tq); first: position of the first query if
     causal, else -1; exact: the read in float32, whatever the inputs are.
@@ -170,7 +170,7 @@ def _read_backward(
     entropies: bool,
     with_d_shift: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k, v, bias and shift; the last two are empty without a bias, and if not asked for."""
+    """Returns the gradients of q, k, v, bias and shift; the last two are empty without a bias, and if not asked for."""
     d_q, d_k, d_v, d_bias, d_shift = gradients = _gradients(q, k, v, bias, with_d_shift)
     if _nothing(q, k):
         for part in gradients:
@@ -226,7 +226,7 @@ def _dense(
     bias: Tensor | None,
     shift: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what `_read` returns, without the zeros, by operations of PyTorch."""
+    """Returns what `_read` returns, without the zeros, by operations of PyTorch."""
     scale, activation, first, *_ = options
     name = next(name for name, number in ACTIVATIONS.items() if number == activation)
     visible = Visibility(q.size(2), k.size(2), q.device, first >= 0, key_mask).dense()
@@ -268,7 +268,7 @@ class Tile(NamedTuple):
 
 
 def tile_of(kernel: str, width: int, dtype: torch.dtype) -> Tile:
-    """Return the tile of a kernel of `triton_tiles` for heads of `width`, padded to a power of two.
+    """Returns the tile of a kernel of `triton_tiles` for heads of `width`, padded to a power of two.
 
     The tiles were chosen by what the compiler reports for sm_80 and sm_90 (benchmarks/gpu_compile.py), not by timing:
     hardly a register is spilled, and every kernel fits into the 99 KB of shared memory that most GPUs give a program.

@@ -29,7 +29,7 @@ HIGHEST = tl.constexpr(60.0)
 
 @triton.jit
 def product(a, b, WIDEN: tl.constexpr):
-    """Return a b in float32. WIDEN is set because Triton's interpreter cannot multiply bfloat16."""
+    """Returns a b in float32. WIDEN is set because Triton's interpreter cannot multiply bfloat16."""
     if WIDEN:
         a = a.to(tl.float32)
         b = b.to(tl.float32)
@@ -53,7 +53,7 @@ def activate(s, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def slope(s, a, ACTIVATION: tl.constexpr):
-    """Return a'(s), given a = a(s)."""
+    """Returns a'(s), given a = a(s)."""
     if ACTIVATION == RELU:
         return tl.where(s > 0, 1.0, 0.0)
     elif ACTIVATION == RELU_SQUARED:
@@ -93,7 +93,7 @@ def load_line(base, lines, end):
 
 @triton.jit
 def visible_pairs(mask, rows, slots, n_rows, n_slots, first, CAUSAL: tl.constexpr, MASKED: tl.constexpr):
-    """Return (BQ, BK): which slots the rows may see; `first` is the position of row 0."""
+    """Returns (BQ, BK): which slots the rows may see; `first` is the position of row 0."""
     pairs = (rows[:, None] < n_rows) & (slots[None, :] < n_slots)
     if CAUSAL:
         pairs = pairs & (slots[None, :] <= rows[:, None] + first)
@@ -160,7 +160,7 @@ def score_gradient(
     s, a, g, v, factor, d_sum, d_w_log_w,
     ACTIVATION: tl.constexpr, SUMS: tl.constexpr, ENTROPIES: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Return ds (BQ, BK), not yet 0 at hidden pairs."""
+    """Returns ds (BQ, BK), not yet 0 at hidden pairs."""
     d_a = product(g, tl.trans(v), WIDEN)
     if SUMS:
         d_a += (factor * d_sum)[:, None]

@@ -111,7 +111,7 @@ class SlotCache:
 
 
 def _kind_of(keys: Tensor, values: Tensor, gates: int, shifted: bool) -> tuple[object, ...]:
-    """Return what slots of one model and batch have in common; the arguments are those of `SlotCache.check`."""
+    """Returns what slots of one model and batch have in common; the arguments are those of `SlotCache.check`."""
     batch, heads, _, width = keys.shape
     return batch, heads, width, values.size(3), values.dtype, gates, shifted
 
@@ -268,7 +268,7 @@ class Attention(nn.Module):
         self.reset_parameters()
 
     def _forget_biases(self, kind: ForgetGate) -> Tensor:
-        """Return the initial bias of each head, (H,): log(m - 1) remembers m tokens."""
+        """Returns the initial bias of each head, (H,): log(m - 1) remembers m tokens."""
         if kind == "zero":
             return torch.zeros(self.heads)
         shortest, longest = math.log(SHORTEST_MEMORY), math.log(LONGEST_MEMORY)
@@ -304,7 +304,7 @@ class Attention(nn.Module):
         offsets: Tensor | None = None,
         cache: SlotCache | None = None,
     ) -> TokenSlots:
-        """Return the slots of `tokens` (B, T, D).
+        """Returns the slots of `tokens` (B, T, D).
 
         Args:
             tokens: (B, T, D).
@@ -359,7 +359,7 @@ class Attention(nn.Module):
         return mixed[0], mixed[1]
 
     def _forgotten(self, tokens: Tensor, mask: Tensor | None, cache: SlotCache | None) -> Tensor | None:
-        """Return the cumulative sums of log forget gates in float32, (B, H, T); None without a gate."""
+        """Returns the cumulative sums of log forget gates in float32, (B, H, T); None without a gate."""
         if self.forget_bias is None:
             return None
         bias = self.forget_bias.double() if tokens.dtype == torch.float64 else self.forget_bias.float()
@@ -415,11 +415,11 @@ class Attention(nn.Module):
         return self.output(joined), row_stats
 
     def inverse_gamma(self) -> Tensor:
-        """Return gamma as a factor on the queries: activate(s) / gamma = activate(s / gamma^(1/k))."""
+        """Returns gamma as a factor on the queries: activate(s) / gamma = activate(s / gamma^(1/k))."""
         assert self.log_gamma is not None and self.read.rule.homogeneity is not None
         return torch.exp(-self.log_gamma / self.read.rule.homogeneity)[:, None, None]
 
     def split_heads(self, x: Tensor) -> Tensor:
-        """Return x (B, T, Hx d) as (B, Hx, T, d): a part of the width for each head."""
+        """Returns x (B, T, Hx d) as (B, Hx, T, d): a part of the width for each head."""
         head_width = self.query.out_features // self.heads
         return x.view(*x.shape[:2], x.size(-1) // head_width, head_width).transpose(1, 2)

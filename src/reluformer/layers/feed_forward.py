@@ -20,7 +20,7 @@ from reluformer.rules import Pointwise, Rule
 
 @lru_cache(maxsize=1024)
 def _deviation(_: type[Rule], rule: Pointwise, slots: int) -> float:
-    """Return the deviation of values whose read has variance one; the class stands beside equal rules of others."""
+    """Returns the deviation of values whose read has variance one; the class stands beside equal rules of others."""
     return 1 / math.sqrt(rule.read_variance(slots))
 
 
@@ -61,7 +61,9 @@ class FeedForward(nn.Module):
 
     @staticmethod
     def default_value_std(rule: Rule, slots: int) -> float:
-        """Return the deviation that gives pointwise rules a read of variance one, and others the plain FFN's values."""
+        """Returns the deviation that gives pointwise rules a read of variance one, and others the
+        plain FFN's values.
+        """
         return _deviation(type(rule), rule, slots) if isinstance(rule, Pointwise) else math.sqrt(2 / slots)
 
     def reset_parameters(self) -> None:
@@ -72,7 +74,7 @@ class FeedForward(nn.Module):
                 nn.init.zeros_(linear.bias)
 
     def weights(self, x: Tensor) -> Tensor:
-        """Return the weight of each slot for x (..., T, D), as (..., T, slots); for telemetry and tests."""
+        """Returns the weight of each slot for x (..., T, D), as (..., T, slots); for telemetry and tests."""
         n = torch.full((), float(self.slots), dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
         return self.rule.weights(self.keys(x), n, None)
 
@@ -87,7 +89,7 @@ class FeedForward(nn.Module):
         return self.norm(read), None
 
     def _learns_sparsely(self, x: Tensor) -> bool:
-        """Return whether the kernel reads x: in training, and if nobody has replaced or watches the two matrices."""
+        """Returns whether the kernel reads x: in training, and if nobody has replaced or watches the two matrices."""
         if not (self.training and torch.is_grad_enabled() and self.keys.weight.requires_grad):
             return False
         for matrix in (self.keys, self.values):
@@ -104,7 +106,7 @@ class FeedForward(nn.Module):
         return read if self.values.bias is None else read + self.values.bias
 
     def _value_rows(self) -> Tensor:
-        """Return the values as rows: a transposed copy of the matrix, kept until the matrix changes.
+        """Returns the values as rows: a transposed copy of the matrix, kept until the matrix changes.
 
         A write through `.data` goes unseen; `eval()` after it makes the copy anew.
         """

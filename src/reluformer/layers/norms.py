@@ -53,5 +53,5 @@ _OUTPUT_NORMS: dict[OutputNorm | None, Callable[[int], nn.Module]] = {
 
 
 def output_norm(rule: Rule, width: int) -> nn.Module:
-    """Return the norm that a rule asks for after its read, over `width` values."""
+    """Returns the norm that a rule asks for after its read, over `width` values."""
     return _OUTPUT_NORMS[rule.output_norm](width)

@@ -22,20 +22,20 @@ class Rotation(NamedTuple):
 
 
 def _angles(first: int, length: int, width: int, device: torch.device) -> Tensor:
-    """Return position / 10000^(2i / width), (length, ceil(width / 2))."""
+    """Returns position / 10000^(2i / width), (length, ceil(width / 2))."""
     position = torch.arange(first, first + length, device=device, dtype=torch.float32)
     exponent = torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
     return position[:, None] * torch.exp(-math.log(10_000.0) * exponent)
 
 
 def sinusoids(first: int, length: int, width: int, device: torch.device) -> Tensor:
-    """Return (length, width): sines in the even columns, cosines in the odd ones."""
+    """Returns (length, width): sines in the even columns, cosines in the odd ones."""
     angles = _angles(first, length, width, device)
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :width]
 
 
 def rotation(first: int, length: int, width: int, device: torch.device) -> Rotation:
-    """Return the rotation of `length` positions from `first` on, for heads of even `width`."""
+    """Returns the rotation of `length` positions from `first` on, for heads of even `width`."""
     angles = _angles(first, length, width, device)
     return Rotation(angles.cos(), angles.sin())
 

@@ -126,6 +126,6 @@ class Block(nn.Module):
         return x, [row_stats for row_stats in reads if row_stats is not None]
 
     def source_slots(self, encoded: Tensor, mask: Tensor | None) -> TokenSlots:
-        """Return the slots that cross attention reads, made once from the encoded source."""
+        """Returns the slots that cross attention reads, made once from the encoded source."""
         assert self.cross is not None and isinstance(self.cross.layer, Attention)
         return self.cross.layer.slots(encoded, mask)

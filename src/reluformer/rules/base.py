@@ -47,7 +47,7 @@ class Rule(ABC):
         """
 
     def unread(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor | None:
-        """Return which slots have no weight of their own, of the shape of scores; None where their weight is zero.
+        """Returns which slots have no weight of their own, of the shape of scores; None where their weight is zero.
 
         Only a rule with a rest has such slots: each gets the same share of it, so their scores need not be known.
         """
@@ -67,7 +67,7 @@ class Rule(ABC):
         return self.weights(scores + gate, n, visible)
 
     def formula(self) -> Formula | None:
-        """Return the description that kernels match on, or None if only the reference can read this rule.
+        """Returns the description that kernels match on, or None if only the reference can read this rule.
 
         Kernels ask `rules.formula_of`, which compares it with `weights` first.
         """
@@ -89,7 +89,7 @@ class Rule(ABC):
         return None if formula is None or formula.level is not None else _HOMOGENEITY.get(formula.activation)
 
     def eased(self, progress: float) -> Self:
-        """Return the rule as training uses it at `progress` (0 to 1) of its warm-up; most rules stay as they are."""
+        """Returns the rule as training uses it at `progress` (0 to 1) of its warm-up; most rules stay as they are."""
         return self
 
 
@@ -97,7 +97,7 @@ _HOMOGENEITY = {"relu": 1, "relu_squared": 2}
 
 
 def formula_of(rule: Rule) -> Formula | None:
-    """Return the formula of `rule` after comparing it with the weights that the rule computes.
+    """Returns the formula of `rule` after comparing it with the weights that the rule computes.
 
     The comparison is made once for each rule, on a small sample with hidden slots. A subclass that changes the
     weights but inherits a formula loses it: only the reference reads it. While torch.compile or torch.export
@@ -157,10 +157,10 @@ class Pointwise(Rule):
 
     @abstractmethod
     def activate(self, scores: Tensor, n: Tensor) -> Tensor:
-        """Return the activation of each score on its own."""
+        """Returns the activation of each score on its own."""
 
     def row_scale(self, n: Tensor) -> Tensor | None:
-        """Return the factor common to a row or None, applied to the read instead of every weight."""
+        """Returns the factor common to a row or None, applied to the read instead of every weight."""
         return None
 
     def formula(self) -> Formula | None:
@@ -176,19 +176,19 @@ class Pointwise(Rule):
         return weights if scale is None else weights * scale
 
     def activations(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
-        """Return the weights short of `row_scale`."""
+        """Returns the weights short of `row_scale`."""
         activations = self.activate(scores, n)
         return activations if visible is None else activations.masked_fill(~visible, 0)
 
     def moments(self, n: int) -> tuple[float, float]:
-        """Return E[w] and E[w^2] of one weight for a score ~ N(0, 1), by quadrature."""
+        """Returns E[w] and E[w^2] of one weight for a score ~ N(0, 1), by quadrature."""
         score = torch.linspace(-12, 12, 48001, dtype=torch.float64, device="cpu").unsqueeze(0)
         density = torch.exp(-(score**2) / 2) / math.sqrt(2 * math.pi) * (24 / 48000)
         weight = self.weights(score, torch.tensor([[float(n)]], dtype=torch.float64, device="cpu"), None)
         return float((weight * density).sum()), float((weight**2 * density).sum())
 
     def read_variance(self, n: int, correlation: float = 0.0) -> float:
-        """Return the variance of sum_j w_j v_j for scores ~ N(0, 1) and values of variance one.
+        """Returns the variance of sum_j w_j v_j for scores ~ N(0, 1) and values of variance one.
 
         n E[w^2] + n (n - 1) E[w]^2 rho, with rho the correlation between two values.
         """
@@ -204,7 +204,7 @@ class Rowwise(Rule):
 
     @abstractmethod
     def normalize(self, scores: Tensor, visible: Tensor) -> Tensor:
-        """Return weights over the visible slots; those for hidden slots are dropped."""
+        """Returns weights over the visible slots; those for hidden slots are dropped."""
 
     def weights(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
         if scores.size(-1) == 0:
@@ -280,7 +280,7 @@ class RowCentered(Rule):
         """The rule for scores less their level."""
 
     def eased(self, progress: float) -> Self:
-        """Return the rule with a level between one that hides next to nothing (0), as softmax, and its own (1).
+        """Returns the rule with a level between one that hides next to nothing (0), as softmax, and its own (1).
 
         A slot without weight learns nothing, so zeros are best taken once a model knows what it looks for.
         """
@@ -336,7 +336,7 @@ class Formulated(Rule):
 
     @abstractmethod
     def formula(self) -> Formula:
-        """Return the formula that defines the weights."""
+        """Returns the formula that defines the weights."""
 
     def weights(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor:
         return self.formula().weights(scores, n, visible)

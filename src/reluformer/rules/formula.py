@@ -86,7 +86,7 @@ class Level:
         return self.centred and (self.spread != 0 or self.chance != 0)
 
     def of(self, n: Tensor, mean: Tensor | None = None, variance: Tensor | None = None) -> Tensor:
-        """Return the level of each row, before any cap.
+        """Returns the level of each row, before any cap.
 
         Args:
             n: number of visible slots of each row, at least 1.
@@ -104,7 +104,7 @@ class Level:
         return moved + deviations * torch.sqrt(variance + self.floor)
 
     def of_scores(self, scores: Tensor, n: Tensor, visible: Tensor | None, gated: Tensor | None = None) -> Tensor:
-        """Return the level of each row of dense scores (..., Tq, Tk), as (..., Tq, 1).
+        """Returns the level of each row of dense scores (..., Tq, Tk), as (..., Tq, 1).
 
         With a forget gate, `gated` are the scores with the gate. Only the cap, which keeps rows alive, looks at them:
         mean and deviation of gated scores would say how far a row reaches back, and nothing about its contrast.
@@ -117,7 +117,7 @@ class Level:
         return self.capped(self.of(n, mean, variance), scores if gated is None else gated, visible)
 
     def capped(self, level: Tensor, scores: Tensor, visible: Tensor | None) -> Tensor:
-        """Return `level` (..., Tq, 1), no nearer to the best visible score of each row than the cap allows.
+        """Returns `level` (..., Tq, 1), no nearer to the best visible score of each row than the cap allows.
 
         Args:
             level: what `of` returned; broadcasts to (..., Tq, 1).
@@ -173,16 +173,16 @@ class Formula:
         return self.level is not None and self.level.centred
 
     def without_level(self) -> Formula:
-        """Return the formula for scores less their level as it is before any cap; the cap stays."""
+        """Returns the formula for scores less their level as it is before any cap; the cap stays."""
         cap = None if self.level is None or self.level.cap is None else Level(cap=self.level.cap)
         return replace(self, level=cap)
 
     def terms(self) -> Formula:
-        """Return the formula of u for scores less their level: neither level nor division nor rest."""
+        """Returns the formula of u for scores less their level: neither level nor division nor rest."""
         return replace(self, delta=None, level=None, rest=False)
 
     def row_factor(self, n: Tensor) -> Tensor:
-        """Return factor * n^-exponent, of the shape of n."""
+        """Returns factor * n^-exponent, of the shape of n."""
         return self.factor * n**-self.exponent
 
     def weights(self, scores: Tensor, n: Tensor, visible: Tensor | None, gate: Tensor | None = None) -> Tensor:
@@ -212,7 +212,7 @@ class Formula:
         return u if self.delta is None else u / divisor(u.sum(-1, keepdim=True), self.delta)
 
     def _shares_of_exp(self, x: Tensor, n: Tensor, visible: Tensor | None, delta: float) -> Tensor:
-        """Return u / (delta + sum u) with both sides divided by e^(best x) of the row, so that nothing overflows."""
+        """Returns u / (delta + sum u) with both sides divided by e^(best x) of the row, so that nothing overflows."""
         if not x.size(-1):
             return x
         best = (x if visible is None else x.masked_fill(~visible, torch.finfo(x.dtype).min)).detach()
@@ -221,7 +221,7 @@ class Formula:
         return u / divisor(u.sum(-1, keepdim=True), delta * torch.exp(-best) if delta else 0.0)
 
     def unread(self, scores: Tensor, n: Tensor, visible: Tensor | None) -> Tensor | None:
-        """Return which slots have nothing but their share of the rest, of the shape of scores; None without a rest."""
+        """Returns which slots have nothing but their share of the rest, of the shape of scores; None without a rest."""
         if not self.rest:
             return None
         assert self.level is not None
@@ -241,7 +241,7 @@ SOFTMAX1 = Formula("exp", delta=1.0)
 
 
 def rest_mass(level: Tensor, deviation: Tensor, n: Tensor) -> Tensor:
-    """Return the sum of min(e^(s - level), 1) over n scores, as if they were normal with mean 0.
+    """Returns the sum of min(e^(s - level), 1) over n scores, as if they were normal with mean 0.
 
     With z = level / deviation and the normal distribution Phi it is
 
@@ -268,12 +268,12 @@ def rest_mass(level: Tensor, deviation: Tensor, n: Tensor) -> Tensor:
 
 
 def _tail(a: Tensor) -> Tensor:
-    """Return Phi(-a) of the normal distribution."""
+    """Returns Phi(-a) of the normal distribution."""
     return torch.erfc(a / math.sqrt(2)) / 2
 
 
 def _scaled_tail(a: Tensor) -> Tensor:
-    """Return e^(a^2 / 2) Phi(-a) for a >= 0; by its asymptotic series, good to 4e-7, where Phi(-a) vanishes."""
+    """Returns e^(a^2 / 2) Phi(-a) for a >= 0; by its asymptotic series, good to 4e-7, where Phi(-a) vanishes."""
     y = a / math.sqrt(2)
     near, far = y.clamp(max=FAR), y.clamp(min=FAR)
     t = 1 / (2 * far.square())
@@ -284,7 +284,7 @@ def _scaled_tail(a: Tensor) -> Tensor:
 def above_and_rest(
     scores: Tensor, n: Tensor, visible: Tensor | None, level: Level, gate: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return ReLU(e^x - 1) of scores (..., Tq, Tk) above a centred level, and the rest of each row (..., Tq, 1).
+    """Returns ReLU(e^x - 1) of scores (..., Tq, Tk) above a centred level, and the rest of each row (..., Tq, 1).
 
     A gate is added to the scores once the level and the rest are known.
     """
@@ -298,18 +298,18 @@ def above_and_rest(
 
 
 def divisor(row_sum: Tensor, delta: float | Tensor) -> Tensor:
-    """Return delta + row_sum, and 1 where that is nothing, so that a dead row reads zero."""
+    """Returns delta + row_sum, and 1 where that is nothing, so that a dead row reads zero."""
     total = row_sum + delta
     return torch.where(total > 0, total, torch.ones_like(total))
 
 
 def visible_only(x: Tensor, visible: Tensor | None) -> Tensor:
-    """Return `x` (..., Tq, Tk) with 0 at hidden slots."""
+    """Returns `x` (..., Tq, Tk) with 0 at hidden slots."""
     return x if visible is None else x.masked_fill(~visible, 0)
 
 
 def sample() -> tuple[Tensor, Tensor, Tensor]:
-    """Return scores (5, 7), n (5, 1) and visible (5, 7) on which formulas are compared with rules.
+    """Returns scores (5, 7), n (5, 1) and visible (5, 7) on which formulas are compared with rules.
 
     Rows see 7, 5, 2, 4 and 0 slots. The fourth has scores far beyond any clamp.
     """

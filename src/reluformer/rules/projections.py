@@ -35,7 +35,7 @@ def hide(scores: Tensor, visible: Tensor) -> Tensor:
 
 
 def project(name: Projection, scores: Tensor) -> Tensor:
-    """Return the projection of each row of scores; NaN for a row with a score that is not finite, where entmax fails.
+    """Returns the projection of each row of scores; NaN for a row with a score that is not finite, where entmax fails.
 
     Example:
         >>> project("sparsemax", torch.tensor([1.0, 0.5, -1.0]))
@@ -90,7 +90,7 @@ class _Projection(torch.autograd.Function):
 
 
 def _changed(name: Projection, projected: Tensor, change: Tensor) -> Tensor:
-    """Return how a projection changes with its scores; a row of NaN changes by zero."""
+    """Returns how a projection changes with its scores; a row of NaN changes by zero."""
     positive = projected > 0
     if name == "sparsemax":
         slopes = positive.to(projected.dtype)

@@ -43,7 +43,7 @@ R = TypeVar("R", bound=Callable[..., Any])
 def register(
     name: str = "", *, kind: Literal["pointwise", "rowwise"] = "pointwise", output_norm: OutputNorm | None = None
 ) -> Callable[[R], R]:
-    """Return a decorator that makes a rule known by `name` everywhere.
+    """Returns a decorator that makes a rule known by `name` everywhere.
 
     A definition that is registered again, as in a notebook's cell that is run twice, replaces the first.
 
@@ -109,7 +109,7 @@ def _compare_formula(definition: type[Rule]) -> None:
 
 
 def _origin(definition: Any) -> tuple[str, str]:
-    """Return where a function or class was defined."""
+    """Returns where a function or class was defined."""
     return getattr(definition, "__module__", None) or "", getattr(definition, "__qualname__", "")
 
 
@@ -138,7 +138,7 @@ def _class_from_function(
 
 
 def _function_options(name: str, function: Callable[..., Tensor], base: type[Rule]) -> dict[str, Any]:
-    """Return the defaults of all parameters of a function after the first two, by name."""
+    """Returns the defaults of all parameters of a function after the first two, by name."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # a built-in function without a signature
@@ -187,7 +187,7 @@ def unregister(name: str) -> None:
 
 
 def names() -> tuple[str, ...]:
-    """Return the name of every registered rule, those of installed packages included.
+    """Returns the name of every registered rule, those of installed packages included.
 
     Returns:
         The names, in the order in which the rules were registered.
@@ -202,7 +202,7 @@ def names() -> tuple[str, ...]:
 
 
 def get(rule: str | Mapping[str, Any] | Rule) -> Rule:
-    """Return a rule.
+    """Returns a rule.
 
     Args:
         rule: a name, a mapping `{"name": ..., option: ...}`, or a rule, which is returned as it is.
@@ -253,7 +253,7 @@ def get(rule: str | Mapping[str, Any] | Rule) -> Rule:
 
 
 def _checked(where: str, value: Any, default: Any) -> Any:
-    """Return an option in the type of its default; YAML reads 1e-3 as text."""
+    """Returns an option in the type of its default; YAML reads 1e-3 as text."""
     if isinstance(default, bool):
         if not isinstance(value, bool):
             raise ArgumentError(f"{where} must be true or false, got {value!r}")
@@ -269,7 +269,7 @@ def _checked(where: str, value: Any, default: Any) -> Any:
 
 
 def spec(rule: Rule) -> str | dict[str, Any]:
-    """Return what `get` turns back into an equal rule.
+    """Returns what `get` turns back into an equal rule.
 
     Args:
         rule: a rule whose class is registered.
@@ -344,7 +344,7 @@ def load_plugin(path: str | Path) -> tuple[str, ...]:
 
 
 def from_plugins() -> tuple[str, ...]:
-    """Return the names of the rules that plugin files registered."""
+    """Returns the names of the rules that plugin files registered."""
     return tuple(name for name, known in _definitions.items() if _origin(known)[0].startswith(PLUGIN_PREFIX))
 
 

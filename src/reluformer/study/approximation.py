@@ -55,7 +55,7 @@ SEARCH_SEED = 100
 
 
 def trapezoid(low: float, high: float, width: float, centred: bool) -> FeedForward:
-    """Return a memory of four slots that reads the indicator of an interval, with ramps instead of jumps.
+    """Returns a memory of four slots that reads the indicator of an interval, with ramps instead of jumps.
 
     Args:
         low: the lower end of the interval.
@@ -80,7 +80,7 @@ def trapezoid(low: float, high: float, width: float, centred: bool) -> FeedForwa
 
 
 def classify(scores: Tensor, rule: RuleSpec, scale: float = 1.0) -> Tensor:
-    """Return the weights (P, C) of the classes for points with scores (P, C), under a rule as the output.
+    """Returns the weights (P, C) of the classes for points with scores (P, C), under a rule as the output.
 
     Example:
         >>> classify(torch.tensor([[2.0, 1.0]]), "relu_norm").tolist()
@@ -124,7 +124,7 @@ def run_interval(run: Run, context: Context) -> dict[str, Any]:
 
 
 def output_error(rule: RuleSpec, width: float, scale: float) -> float:
-    """Return the L1 error of theory for an interval with centred ramps under an output, on a domain of length one.
+    """Returns the L1 error of theory for an interval with centred ramps under an output, on a domain of length one.
 
     Example:
         >>> output_error("sparsemax", 0.1, 8.0)
@@ -170,11 +170,11 @@ class Regions:
         self.class_of = torch.arange(cells) % classes
 
     def classify(self, points: Tensor) -> Tensor:
-        """Return the classes (P,) of points (P, d)."""
+        """Returns the classes (P,) of points (P, d)."""
         return self.class_of[torch.cdist(points, self.centres).argmin(-1)]
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return uniform points (P, d) and their classes (P,)."""
+        """Returns uniform points (P, d) and their classes (P,)."""
         points = torch.rand(count, self.dimensions, generator=generator)
         return points, self.classify(points)
 
@@ -196,7 +196,7 @@ class RegionModel(nn.Module):
             self.memory.keys.bias.copy_(-(self.memory.keys.weight * kinks).sum(-1))
 
     def forward(self, points: Tensor) -> Tensor:
-        """Return the scores (P, C) of points (P, d)."""
+        """Returns the scores (P, C) of points (P, d)."""
         tokens = F.pad(points, (0, self.width - points.size(-1)))
         scores: Tensor = self.memory(tokens[None, None])[0][0, 0]
         return scores[:, : self.classes]
@@ -231,7 +231,7 @@ def run_regions(run: Run, context: Context) -> dict[str, Any]:
 
 
 def _chosen_rate(content: Mapping[str, Any], slots: int) -> float:
-    """Return the learning rate with the lower error after a short training with a seed that nothing else uses."""
+    """Returns the learning rate with the lower error after a short training with a seed that nothing else uses."""
     training, search = content["training"], content["search"]
     regions = Regions(**content["regions"], seed=SEARCH_SEED)
     points, answers = regions.draw(4096, torch.Generator().manual_seed(2**40 + SEARCH_SEED))
@@ -271,7 +271,7 @@ def _train(
 
 @torch.no_grad()
 def _picture(model: RegionModel, output: RuleSpec) -> list[list[list[int]]]:
-    """Return the unit square as rows of colours: those of the classes, mixed by their weights."""
+    """Returns the unit square as rows of colours: those of the classes, mixed by their weights."""
     side = (torch.arange(PICTURE) + 0.5) / PICTURE
     points = torch.cartesian_prod(side, side)
     colours = torch.tensor(PALETTE)[torch.arange(model.classes) % len(PALETTE)]

@@ -388,7 +388,7 @@ def counted(what: str, unit: str, total: int, clock: Callable[[], float] = time.
 
 
 def time_left(elapsed: float, share: float) -> str:
-    """Return the time left in words, or nothing before there is any pace.
+    """Returns the time left in words, or nothing before there is any pace.
 
     Example:
         >>> time_left(60, 0.25), time_left(60, 0.0)

@@ -171,7 +171,7 @@ class NativeSearch(Search):
 
 
 def _read_rule(rule: Rule) -> native.ReadRule | None:
-    """Return `rule` as the library takes it, or None if its formula is none that the library knows."""
+    """Returns `rule` as the library takes it, or None if its formula is none that the library knows."""
     formula = formula_of(rule)
     if formula is None or rule.output_norm is not None:
         return None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def library_name(platform: str = sys.platform) -> str:
-    """Return the file name of the compiled library on a platform, as `sys.platform` names it.
+    """Returns the file name of the compiled library on a platform, as `sys.platform` names it.
 
     Example:
         >>> library_name("linux"), library_name("darwin"), library_name("win32")
@@ -22,7 +22,7 @@ def library_name(platform: str = sys.platform) -> str:
 
 
 def source_hash(directory: Path | None = None) -> str:
-    """Return the hash of all C++ files beside this one (or in `directory`), by name and content."""
+    """Returns the hash of all C++ files beside this one (or in `directory`), by name and content."""
     directory = Path(__file__).parent if directory is None else directory
     digest = hashlib.sha256()
     for path in sorted([*directory.glob("*.cpp"), *directory.glob("*.h")]):

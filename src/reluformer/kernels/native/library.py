@@ -48,18 +48,18 @@ NOTHING: Tensor3 = (0, 0, 0)
 
 
 def packed_rows(tensor: Tensor) -> Tensor:
-    """Return the tensor with a contiguous last dimension, which the library requires."""
+    """Returns the tensor with a contiguous last dimension, which the library requires."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def tensor4(tensor: Tensor) -> Tensor4:
-    """Return pointer and strides of (B, H, T, width), whose last dimension is contiguous."""
+    """Returns pointer and strides of (B, H, T, width), whose last dimension is contiguous."""
     batch, head, row, _ = tensor.stride()
     return tensor.data_ptr(), batch, head, row
 
 
 def tensor3(tensor: Tensor | None) -> Tensor3:
-    """Return pointer and strides of (B, H, T), contiguous along T; None becomes nothing."""
+    """Returns pointer and strides of (B, H, T), contiguous along T; None becomes nothing."""
     if tensor is None:
         return NOTHING
     batch, head, _ = tensor.stride()
@@ -96,7 +96,7 @@ class NativeFormula(NamedTuple):
 
 
 def native_formula(formula: Formula) -> NativeFormula | None:
-    """Return the numbers of `formula` for the library, or None if it has no such activation.
+    """Returns the numbers of `formula` for the library, or None if it has no such activation.
 
     The library reads no rest and does not multiply scores by log n. A level that is not log n itself is a bias of the
     rows, which `cpu.read` adds; its cap stays.
@@ -191,7 +191,7 @@ class Library:
         return function
 
     def struct_sizes(self) -> dict[str, int]:
-        """Return the bytes of each struct as the compiler laid it out."""
+        """Returns the bytes of each struct as the compiler laid it out."""
         return {
             name: self._c[f"reluformer_{name}_size"]()
             for name in ("problem", "gradient", "moments", "sparse", "model", "sentence")
@@ -206,7 +206,7 @@ BUILD = "build it with: pip install --no-build-isolation -e . (or pip install --
 
 
 def library_file() -> Path | None:
-    """Return the path of the compiled library, or None if it was not built."""
+    """Returns the path of the compiled library, or None if it was not built."""
     names = (library_name(), *(f"_library{suffix}" for suffix in EXTENSION_SUFFIXES))  # the latter by older builds
     return next((path for name in names if (path := Path(__file__).parent / name).is_file()), None)
 
@@ -220,7 +220,7 @@ def load() -> Library:
 
 
 def _gomp_parallel() -> Any | None:
-    """Return GOMP_parallel of the OpenMP runtime that torch has loaded; never of a second one."""
+    """Returns GOMP_parallel of the OpenMP runtime that torch has loaded; never of a second one."""
     for path in _loaded_openmp():
         try:
             runtime = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LOCAL)
@@ -231,7 +231,7 @@ def _gomp_parallel() -> Any | None:
 
 
 def _loaded_openmp() -> list[str]:
-    """Return the paths of OpenMP runtimes in this process, torch's own first."""
+    """Returns the paths of OpenMP runtimes in this process, torch's own first."""
     maps = Path("/proc/self/maps")
     if maps.is_file():
         lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -243,7 +243,7 @@ def _loaded_openmp() -> list[str]:
 
 
 def _load() -> tuple[Library | None, str | None]:
-    """Return the library, or the reason why there is none."""
+    """Returns the library, or the reason why there is none."""
     try:
         return load(), None
     except LibraryError as error:
@@ -254,11 +254,11 @@ _library, _missing = _load()  # once, at import: a compiler that traces a read m
 
 
 def unavailable() -> str | None:
-    """Return why the kernel cannot be used on this machine, or None if it can."""
+    """Returns why the kernel cannot be used on this machine, or None if it can."""
     return _missing
 
 
 def loaded() -> Library:
-    """Return the library; ask `unavailable` before."""
+    """Returns the library; ask `unavailable` before."""
     assert _library is not None, _missing
     return _library
