@@ -20,6 +20,8 @@ from reluformer.cli import app, main
 from reluformer.translation.corpus import read_documents
 from reluformer.translation.recipe import DataConfig
 
+unpacks = pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="unpacking needs Python 3.11.4")
+
 
 class QuietHandler(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
@@ -73,6 +75,7 @@ def test_list_says_which_checksums_are_unknown() -> None:
     assert all(entry["licence"] and entry["citation"] for entry in listed.values())
 
 
+@unpacks
 def test_get_downloads_converts_and_shows_the_recipe(tmp_path: Path, mirror: str) -> None:
     import yaml
 
@@ -86,6 +89,7 @@ def test_get_downloads_converts_and_shows_the_recipe(tmp_path: Path, mirror: str
     assert documents["train"][0].src == ("de one", "de two")
 
 
+@unpacks
 def test_get_twice_downloads_once(tmp_path: Path, mirror: str) -> None:
     arguments = ("get", "iwslt14", "--to", str(tmp_path), "--mirror", mirror)
     first = json.loads(run(*arguments, "--json"))

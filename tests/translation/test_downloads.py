@@ -555,7 +555,7 @@ PORTAL = b"\n<!DOCTYPE html>\n<html><body>Welcome to the airport. Please accept 
 
 
 @pytest.mark.parametrize("page", [PORTAL, b"<d>not one, but many lines of it\n" * 9], ids=["page", "other text"])
-@pytest.mark.parametrize("name", ["iwslt14", "europarl7"])
+@pytest.mark.parametrize("name", [pytest.param("iwslt14", marks=unpacks), "europarl7"])
 def test_what_is_not_the_file_is_never_recorded_as_its_first_download(
     site: Site, tmp_path: Path, name: str, page: bytes
 ) -> None:
